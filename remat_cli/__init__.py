@@ -1,18 +1,19 @@
-"""remat: plans the rematerialization of a computation graph under a memory budget, and proves the plan.
+"""remat: plans rematerialization under a memory budget, with proof.
 
-What Python code may call, `remat_cli.api` says.
+The plans are for computation graphs, and every plan is proven by simulation. The public Python API is in
+`remat_cli.api`.
 """
 
 from __future__ import annotations
 
-# Nothing is imported here: `__main__` is to catch Ctrl-C as early as it can. Type checkers know this name as true.
+# No imports here: `__main__` must catch Ctrl-C as early as it can. Type checkers know this name as true.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 __version__ = "0.1.0"
 
-# Imported when they are asked for, so that the command line starts at once.
+# Imported at first use, so that the command line starts at once.
 _HOMES = {
     **dict.fromkeys(("Planning", "Prepared", "plan", "read", "replay", "verify"), "remat_cli.api"),
     "session_options": "remat_cli.runtime.onnx.session",

@@ -6,13 +6,16 @@ try:
     from typing import NoReturn
 
     from remat_cli.interruption import EXIT_CODE, end_undisturbed, take_as_ctrl_c, tell
-except KeyboardInterrupt:  # before there is anything that says so, or knows the exit code
+except KeyboardInterrupt:  # before the exit code and its message are imported
     sys.stderr.write("error: interrupted\n")
     sys.exit(130)
 
 
 def main() -> NoReturn:
-    """Run the command line; a request to end is heeded from here on, before anything large is imported."""
+    """Run the command line, which can be interrupted from here on.
+
+    Signals are handled before any large import.
+    """
     try:
         try:
             take_as_ctrl_c()
@@ -25,7 +28,7 @@ def main() -> NoReturn:
             call()
         finally:
             end_undisturbed()
-    except KeyboardInterrupt:  # before or after the command line itself takes it
+    except KeyboardInterrupt:  # before or after the command line handles Ctrl-C itself
         end_undisturbed()
         tell()
         sys.exit(EXIT_CODE)

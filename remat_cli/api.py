@@ -1,4 +1,4 @@
-"""Planning from Python: what scripts and notebooks call.
+"""The Python API, for scripts and notebooks.
 
     from remat_cli import plan, read, verify
 
@@ -29,7 +29,7 @@ from remat_cli.units import BudgetSpec, parse_budget
 
 
 def read(path: str | Path, **options: Any) -> Prepared:
-    """Read a graph of any format and make of it the graph that is planned.
+    """Read a graph of any format, and prepare it for planning.
 
     Args:
         path: the file.
@@ -57,18 +57,18 @@ def plan(
     Args:
         graph: from `read`.
         budget: bytes; or, as on the command line, "8GB", "80%" of the plain run's peak, "60% of activations", or "min".
-        planner: its name.
-        options: of the planner.
-        observe: is told what is found on the way.
+        planner: name of the planner.
+        options: options of the planner.
+        observe: receives plans and bounds on the way.
         settings: the other fields of `Request`, text as on the command line. max_overhead: with "min", the smallest
             budget at this overhead, such as "10%". offload: plans may move tensors to the host and back, over the link
-            of the device with which the graph was read. arena: everything in the plan gets an address, as
-            `solution.arena` says. alignment: of addresses, in bytes. banks: memories in which addresses lie, each
-            NAME: "SIZE[:SPEED]" or a `Bank`.
+            of the device with which the graph was read. arena: everything in the plan gets an address, see
+            `solution.arena`. alignment: alignment of addresses, in bytes. banks: memories with addresses of their own,
+            each NAME: "SIZE[:SPEED]" or a `Bank`.
 
     Raises:
-        UsageError: budget, planner, an option or a setting is not known; or plans may offload, but the planner never
-            does, or no link is known.
+        UsageError: budget, planner, an option or a setting is unknown; or plans may offload, but the planner never
+            does, or the link is unknown.
         PlannerRefuses: the planner cannot take this graph.
     """
     request = Request(
@@ -81,7 +81,7 @@ def plan(
 
 
 def replay(graph: Prepared, schedule: Schedule) -> Trace:
-    """Replay a schedule step by step; return its peak, its time and its memory over time.
+    """Replay a schedule; return its peak, time and memory over time.
 
     Raises:
         InvalidSchedule: a step breaks a rule.
@@ -90,12 +90,12 @@ def replay(graph: Prepared, schedule: Schedule) -> Trace:
 
 
 def verify(graph: Prepared, path: str | Path) -> Trace:
-    """Replay a schedule file, and hold what it says of itself against what comes of it.
+    """Replay a schedule file, and compare its figures with the replay.
 
     Raises:
         GraphError: the schedule was made for another graph.
-        InvalidSchedule: a step breaks a rule, or the file says what is not so.
-        ScheduleFileError: it is no schedule file.
+        InvalidSchedule: a step breaks a rule, or a figure in the file is wrong.
+        ScheduleFileError: the file is not a schedule file.
     """
     file = read_schedule(Path(path))
     trace = replay_on(graph, file, Path(path))

@@ -1,4 +1,7 @@
-"""Functions that numba compiles; where it cannot, or cannot keep its work, that is a note and never an error."""
+"""Functions compiled by numba, or left plain with a note.
+
+If numba cannot compile, or cannot keep its work, that is a note and never an error.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,13 @@ COMPILE = "`remat planners --compile`, once"
 
 
 class Trouble(NamedTuple):
-    """Why functions are not compiled, or compiled anew by every process.
+    """The reason why functions are not compiled once and for all.
+
+    They may be plain, or compiled anew by every process.
 
     Attributes:
-        reason: in a clause.
-        remedy: what to do about it.
+        reason: the reason, as a clause.
+        remedy: the remedy.
     """
 
     reason: str
@@ -29,18 +34,24 @@ class Trouble(NamedTuple):
 
 
 def trouble() -> Trouble | None:
-    """Return what keeps functions from being compiled once and for all; None where nothing does."""
+    """Return the reason why functions are not compiled once and for all.
+
+    None if they are.
+    """
     compiler = _compiler()
     return compiler if isinstance(compiler, Trouble) else _failures[0] if _failures else None
 
 
 def can_compile() -> bool:
-    """Tell whether functions are compiled, be it for this process alone."""
+    """Tell whether functions can be compiled, even if not kept."""
     return not isinstance(_compiler(), Trouble)
 
 
 def compiled(function: Function) -> Function:
-    """Return the function, compiled when it is first called; the function as it is where it cannot be compiled."""
+    """Return the function, compiled at its first call.
+
+    If it cannot be compiled, return the plain function.
+    """
     numba = _compiler()
     if isinstance(numba, Trouble):
         return function
@@ -52,17 +63,23 @@ def compiled(function: Function) -> Function:
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Tell whether a function of `compiled` lies on disk for this processor: loading takes far less than compiling."""
+    """Tell whether a compiled function is kept on disk for this processor.
+
+    Loading takes far less time than compiling.
+    """
     caches = getattr(getattr(function, "_cache", None), "readable", ())
     return any(_has_code(each) for each in caches)
 
 
 def is_at_hand(function: Callable[..., Any]) -> bool:
-    """Tell whether a first call of a function of `compiled` waits for no compiler: it is plain, compiled, or kept."""
+    """Tell whether the first call of a function needs no compiler.
+
+    The function is then plain, compiled or kept.
+    """
     return not can_compile() or bool(getattr(function, "signatures", ())) or is_kept(function)
 
 
-# What went wrong with caches; the first is told.
+# Failures of caches; the first one is reported.
 _failures: list[Trouble] = []
 
 
@@ -72,23 +89,23 @@ def _note(what: str) -> None:
 
 @cache
 def _compiler() -> ModuleType | Trouble:
-    """Return numba, or why there is none."""
+    """Return numba, or the reason why there is none."""
     if find_spec("numba") is None:
         return Trouble("numba, which compiles, is not installed", f"`pip install numba`, then {COMPILE}")
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return Trouble("NUMBA_DISABLE_JIT is set, so that numba compiles nothing", "unset it")
     try:
         import numba
-    except Exception as error:  # it refuses releases of numpy, and its library those of the system
+    except Exception as error:  # numba refuses some releases of numpy, and its library some systems
         return Trouble(f"numba cannot be imported: {error}", "install releases of numba and numpy that go together")
     return numba
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
-    """Return the cache of a function; None where there can be none."""
+    """Return the cache of a function; None if there can be none."""
     try:
         return _cache_class()(function)
-    except Exception as error:  # that class of numba's is private: a release without it costs the cache alone
+    except Exception as error:  # the class is private to numba: a release without it costs only the cache
         _note(f"compiled functions cannot be kept: {error}")
         return None
 
@@ -99,18 +116,21 @@ def _has_code(cache: Any) -> bool:
     try:
         processor = cpu_target.target_context.codegen().magic_tuple()
         return any(key[1] == processor for key in cache._cache_file._load_index())
-    except Exception as error:  # half a file, or another user's
+    except Exception as error:  # a half-written file, or another user's
         _note(f"compiled functions in {cache.cache_path} cannot be used: {error}")
         return False
 
 
 @cache
 def _cache_class() -> Callable[..., Any]:
-    """Return what makes caches, which needs numba."""
+    """Return the class of caches, which needs numba."""
     from numba.core import caching
 
     class Installed(caching.InTreeCacheLocator):
-        """Beside the source, even where this user cannot write: what was compiled as an image was built."""
+        """A cache beside the source, even one that this user cannot write.
+
+        It serves functions that were compiled while an image was built.
+        """
 
         @classmethod
         def from_function(cls, py_func: Any, py_file: str) -> Any:
@@ -126,13 +146,16 @@ def _cache_class() -> Callable[..., Any]:
 
 
 class _FunctionCaches:
-    """The code of a function on disk, beside the source and of this user; a file that fails is passed over."""
+    """The caches of a function, beside the source and of this user.
+
+    A file that fails is skipped.
+    """
 
     def __init__(
         self, function: Callable[..., Any], of_user: Callable[..., Any], installed: Callable[..., Any]
     ) -> None:
         self._written = None
-        with suppress(RuntimeError):  # no folder can be written
+        with suppress(RuntimeError):  # no folder is writable
             self._written = of_user(function)
         self.readable = [each for each in (self._written, installed(function)) if each is not None]
         if self._written is None:
@@ -146,7 +169,7 @@ class _FunctionCaches:
         for each in self.readable:
             try:
                 code = each.load_overload(signature, context)
-            except Exception as error:  # half a file, or another user's
+            except Exception as error:  # a half-written file, or another user's
                 _note(f"compiled functions in {each.cache_path} cannot be used: {error}")
             else:
                 if code is not None:

@@ -1,4 +1,4 @@
-"""The cores of this machine, and the processes that use them."""
+"""The cores of this machine, and pools of processes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Of a pool: open files for each process in the one that starts them, and threads (a process is one) of each and of that
-# one, which tend to the pool.
+# For a pool: open files per process in its parent, threads per process (a process is one), and threads of the parent
+# that tend the pool.
 _FILES_EACH = 2
 _THREADS_EACH = 4
-_THREADS_BESIDE = 4
+_OTHER_THREADS = 4
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -35,15 +35,17 @@ def usable_cores() -> int:
 def process_pool(
     count: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
 ) -> Iterator[ProcessPoolExecutor | None]:
-    """Give processes that end with the block, or with this process; None where the system does not allow two.
+    """Provide processes that end with the block, or with this process.
+
+    The result is None if the system does not allow two.
 
     Args:
-        count: how many; fewer where the system does not allow so many.
-        begin: what each does first; it calls `serve_parent`, which is the default.
-        arguments: of `begin`.
+        count: number of processes; fewer if the system does not allow so many.
+        begin: function that each process calls first; it must call `serve_parent`, which is the default.
+        arguments: arguments of `begin`.
     """
     count = processes_for_files(count, _FILES_EACH)
-    while count > 1 and not can_start_threads(count * _THREADS_EACH + _THREADS_BESIDE):
+    while count > 1 and not can_start_threads(count * _THREADS_EACH + _OTHER_THREADS):
         count //= 2
     if count < 2:
         yield None
@@ -51,7 +53,7 @@ def process_pool(
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import active_children, get_context
 
-    # One thread a process: the cores are for the processes.
+    # One thread per process: the cores are for the processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     before = set(active_children())
     # New processes rather than forks: a solver's threads may be running.
@@ -70,19 +72,21 @@ def run_in(
     tasks: Sequence[Task],
     alone: Callable[[Task], Result] | None = None,
 ) -> Iterator[Result]:
-    """Yield the results of tasks in their order; what a pool cannot do, as it was killed, is done here.
+    """Yield the results of tasks in their order.
+
+    If the pool is killed, this process does the remaining tasks.
 
     Args:
-        pool: whose processes do them; None: this one does, each as its result is asked for.
-        carry_out: does a task.
-        tasks: what is to be done; doing it twice is no fault.
-        alone: does a task in this process; `carry_out` where it is left out.
+        pool: pool whose processes do the tasks; with None, this process does each when its result is needed.
+        carry_out: function that does a task.
+        tasks: the tasks, which may be done twice.
+        alone: function that does a task in this process; by default `carry_out`.
     """
     from concurrent.futures.process import BrokenProcessPool
 
     done = 0
     try:
-        # Not `map`, which cancels what is not asked for; a pool that is killed then fails once more (Python 3.11).
+        # Not `map`, which cancels pending tasks; a killed pool then fails once more (Python 3.11).
         for future in () if pool is None else [pool.submit(carry_out, task) for task in tasks]:
             result = future.result()
             done += 1
@@ -94,9 +98,9 @@ def run_in(
 
 
 def serve_parent() -> None:
-    """Begin a process of a pool: it takes no notice of Ctrl-C, and ends with the process that started it.
+    """Let a process of a pool ignore Ctrl-C, and end with its parent.
 
-    That one may be killed without a chance to end it, as by the system where memory runs out.
+    The parent may be killed without a chance to end its children, for example by the system when memory runs out.
     """
     from multiprocessing import parent_process
 

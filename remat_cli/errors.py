@@ -1,4 +1,7 @@
-"""Errors that a user can act on: each says what, where and what to do, and carries its exit code."""
+"""Errors that a user can act on, each with its exit code.
+
+An error says what is wrong, where, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from remat_cli.settings import Wording, as_text, on_command_line
 
 
 class ExitCode(IntEnum):
-    """How a process of remat ends.
+    """The exit codes of remat.
 
     Attributes:
-        meaning: in words.
+        meaning: the meaning in words.
     """
 
     meaning: str
@@ -26,20 +29,20 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130, "interrupted"
 
     def __new__(cls, value: int, meaning: str) -> ExitCode:
-        """Make the number, with its meaning."""
+        """Create the number with its meaning."""
         code = int.__new__(cls, value)
         code._value_, code.meaning = value, meaning
         return code
 
 
 class RematError(Exception):
-    """An error that is shown to the user as a message and a hint, without a traceback.
+    """An error shown as a message and a hint, without a traceback.
 
     Attributes:
-        wording: what is wrong, and where, with the settings that it speaks of.
-        message: the same in words for the command line.
-        remedy: what to do about it, with the settings that it speaks of; empty where the message says it all.
-        exit_code: how the process ends.
+        wording: the fault and its place, with the settings involved.
+        message: the wording as text for the command line.
+        remedy: the remedy, with the settings involved; empty if the message says it all.
+        exit_code: exit code of the process.
     """
 
     exit_code = ExitCode.USAGE
@@ -52,11 +55,11 @@ class RematError(Exception):
 
     @property
     def hint(self) -> str:
-        """What to do about it, in words for the command line."""
+        """The remedy as text for the command line."""
         return as_text(self.remedy, on_command_line)
 
     def name_file(self, name: str) -> None:
-        """Begin the message with the file that it is about, unless it names that already."""
+        """Put the file's name before the message, unless it is in the message."""
         if name not in self.message:
             parts = (self.wording,) if isinstance(self.wording, str) else self.wording
             self.wording, self.message = (f"{name}: ", *parts), f"{name}: {self.message}"
@@ -70,7 +73,7 @@ class UsageError(RematError):
 
 
 class PlannerRefuses(RematError):
-    """A planner cannot take this graph; the hint names one that can."""
+    """A planner cannot take this graph; the hint names another planner."""
 
     exit_code = ExitCode.USAGE
 
@@ -79,7 +82,7 @@ class InvalidSchedule(RematError):
     """A schedule breaks a rule of the simulator.
 
     Attributes:
-        step: the index of the first broken step; None where the schedule as a whole breaks a rule.
+        step: index of the first broken step; None if the schedule as a whole breaks a rule.
     """
 
     exit_code = ExitCode.FALSE_SCHEDULE
@@ -90,7 +93,10 @@ class InvalidSchedule(RematError):
 
 
 class FalseClaim(RematError):
-    """A planner claimed what the simulator does not confirm: a fault in the planner, never shown as a result."""
+    """A planner's claim that the simulator does not confirm.
+
+    It is a fault in the planner, and never shown as a result.
+    """
 
     exit_code = ExitCode.FALSE_SCHEDULE
 
@@ -102,19 +108,19 @@ class DoesNotFit(RematError):
 
 
 class ClusterLost(RematError):
-    """The machines on which jobs run cannot be reached any more."""
+    """The machines of a cluster cannot be reached any more."""
 
     exit_code = ExitCode.NO_PLAN
 
 
 class SystemRefuses(RematError):
-    """The system allows no more of what is needed: threads, processes, open files, memory."""
+    """The system refuses more threads, processes, open files or memory."""
 
     exit_code = ExitCode.NO_PLAN
 
 
 class OutOfMemory(SystemRefuses):
-    """The memory does not suffice."""
+    """There is not enough memory."""
 
 
 class GraphError(RematError):

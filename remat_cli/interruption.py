@@ -10,23 +10,23 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
 
-# How a process ends that was asked to.
+# The exit code of an interrupted process.
 EXIT_CODE = 130
 
-# From Slurm, containers and service managers; from a terminal that is closed.
+# Signals from Slurm, containers and service managers, and from a terminal that is closed.
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGHUP)
-# Seconds between two looks at whether an import has ended, and how long one is waited for: after that it is a module of
-# the user's that works while it is imported. Who presses Ctrl-C again after a second is not kept waiting either.
+# Seconds between two looks at whether an import has ended, and the longest wait for one: a longer import is a module of
+# the user's that works while it is imported. A second Ctrl-C after the last number of seconds ends the wait, too.
 _LOOK = 0.01
 _LONGEST_IMPORT = 10.0
 _INSISTS = 1.0
 
 
 def take_as_ctrl_c() -> None:
-    """Take a request to end as Ctrl-C, so that the best plan until then is kept and written.
+    """Handle a request to end like Ctrl-C, so that the best plan is written.
 
-    Only the first request counts: later ones must not keep the plan from being written. A signal ignored by nohup stays
-    ignored.
+    Only the first request counts: later ones must not keep the plan from being written. A signal that nohup ignores
+    stays ignored.
     """
     global _is_deaf
     _is_deaf = False
@@ -38,61 +38,65 @@ def take_as_ctrl_c() -> None:
 
 
 def heed_ctrl_c() -> None:
-    """Raise KeyboardInterrupt at Ctrl-C, as Python does, but never in the midst of an import."""
+    """Raise KeyboardInterrupt at Ctrl-C, but never during an import."""
     signal.signal(signal.SIGINT, _interrupt)
 
 
 def heed_a_request_that_waits() -> None:
-    """Raise KeyboardInterrupt where a request waits for imports to end: one may have followed another until now."""
+    """Raise KeyboardInterrupt if a request waits for imports to end.
+
+    Imports may have followed each other until now.
+    """
     if _waiting_since is not None:
         _interrupt(signal.SIGALRM, None)
 
 
 def pass_over_requests() -> None:
-    """Take no notice of requests to end: whoever started this process ends it.
+    """Ignore requests to end: the parent process decides.
 
-    A handler, as child processes would inherit SIG_IGN, and Python complains of it where a request is pending.
+    This needs a handler: child processes would inherit SIG_IGN, and Python complains of SIG_IGN if a request is
+    pending.
     """
     for number in REQUESTS_TO_END:
         _pass_over(number)
 
 
 def end_undisturbed() -> None:
-    """Take no notice of anything any more: the work is done, and the interpreter is about to leave."""
+    """Ignore all signals: the work is done, and the interpreter is exiting."""
     global _is_deaf
-    _is_deaf = True  # a signal may come before the next lines have taken effect
+    _is_deaf = True  # a signal may arrive before the next lines take effect
     numbers = (signal.SIGINT, *REQUESTS_TO_END)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:  # another thread may have got one
+    for number in numbers:  # another thread may have received one
         _pass_over(number)
-    # Python takes its own handlers away as it leaves; then a signal that reaches another thread would end the process.
+    # Python removes its own handlers at exit; a signal to another thread would then end the process.
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 def tell() -> None:
-    """Say on stderr that the call was interrupted."""
+    """Write to stderr that the call was interrupted."""
     with suppress(OSError, ValueError):  # stderr may be gone
         if sys.stderr is not None:
-            # A line of progress goes, and the cursor that it had hidden is shown.
+            # Clear a line of progress, and show the cursor again.
             sys.stderr.write(("\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else "") + "error: interrupted\n")
             sys.stderr.flush()
 
 
 def is_under_way() -> bool:
-    """Whether this process was asked to end, and has taken notice of it."""
+    """Whether this process was interrupted, and has noticed."""
     return _has_interrupted
 
 
 def comes_of_a_request(error: BaseException) -> bool:
-    """Whether an error is what an import, interrupted after a long wait, made of the request to end."""
+    """Whether an error is an import's reaction to a request to end."""
     return _has_interrupted and isinstance(error, ImportError)
 
 
 @contextmanager
 def nothing_to_lose() -> Iterator[None]:
-    """While a large library is imported of which nothing has come yet, end at once: that takes seconds."""
+    """Exit at once on Ctrl-C during a slow import, before there is a result."""
     global _may_leave
     _may_leave = True
     try:
@@ -105,7 +109,7 @@ def _pass_over(number: signal.Signals) -> None:
     signal.signal(number, lambda number, frame: None)
 
 
-# When the request came that waits for an import to end.
+# The time of a request that waits for an import to end.
 _waiting_since: float | None = None
 _may_leave = False
 _has_interrupted = False
@@ -113,9 +117,9 @@ _is_deaf = False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; where something is being imported, look again a moment later.
+    """Raise KeyboardInterrupt, but wait for a running import to end.
 
-    A library written in C that is interrupted while it is set up fails with an error of its own, or crashes.
+    A C library that is interrupted during its initialisation fails with an error of its own, or crashes.
     """
     global _waiting_since, _has_interrupted
     if _is_deaf:
@@ -123,7 +127,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     pass_over_requests()
     if _may_leave:
         tell()
-        # The interpreter would take apart what is half set up, and crash.
+        # The interpreter would tear down half-initialised modules, and crash.
         os._exit(EXIT_CODE)
     now = monotonic()
     waited = 0.0 if _waiting_since is None else now - _waiting_since
@@ -141,7 +145,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _ask_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise KeyboardInterrupt a moment later where Python has lost it: in a `__del__` or a callback of a weakref."""
+    """Raise KeyboardInterrupt again after Python has lost it.
+
+    Python loses it in a `__del__` or in a callback of a weakref.
+    """
     global _waiting_since
     if unraisable.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(unraisable)

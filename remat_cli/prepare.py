@@ -1,4 +1,7 @@
-"""The graph that is planned, from a file: read, what the backward reads marked, training graph derived, costed."""
+"""Preparation of a file's graph for planning: read, derive, cost.
+
+Saved tensors are marked before the training graph is derived.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +50,18 @@ class Prepared:
     """A graph ready to be planned.
 
     Attributes:
-        graph: what is planned.
+        graph: the graph to plan.
         mode: "training" or "inference".
-        link: to the host; None where its rate is not known.
-        kept: what the plain run keeps for the backward; None for inference.
-        parameter_bytes: trained parameters, where the file tells them apart; else 0.
-        optimizer: whose state is among the resident bytes; None where there is none.
-        costs: what gave the ops their times, for people.
-        notes: what the user should know, one line each.
-        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
-        understated: why a run is known to take more memory than predicted, and what to do; None where it is not.
-        session: for which session of a runtime the peaks hold, in a sentence; empty for a graph that needs none.
-        options: with which it was read; where they name ranks, all figures are those of one rank.
+        link: link to the host; None if its rate is unknown.
+        kept: tensors that the plain run keeps for the backward; None for inference.
+        parameter_bytes: bytes of trained parameters; 0 if the file does not tell them apart.
+        optimizer: optimizer whose state is resident; None without one.
+        costs: source of the ops' times, for people.
+        notes: remarks for the user, one line each.
+        guessed: reason and remedy if sizes are guesses that may be too small; otherwise None.
+        understated: reason and remedy if a run is known to take more memory than predicted; otherwise None.
+        session: the runtime's session for which the peaks hold, in a sentence; empty if there is no choice.
+        options: options for reading; with ranks, all figures are those of one rank.
     """
 
     graph: Graph
@@ -91,13 +94,13 @@ def read(path: Path, options: GraphOptions) -> Reading:
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
-    """Read the file at `path` and make of it the graph that is planned.
+    """Read the file at `path`, and prepare its graph for planning.
 
     Args:
-        path: a file in any format that is read.
-        options: how.
-        derive_training: whether a forward graph becomes a training graph where the mode is training; without it, the
-            forward graph is given back, with the marks from which the training graph can be derived.
+        path: a file in any supported format.
+        options: options for reading.
+        derive_training: whether a forward graph becomes a training graph in training mode; otherwise the result is the
+            forward graph, with the marks from which the training graph can be derived.
 
     Raises:
         GraphError: the file or the graph in it is bad.
@@ -107,7 +110,10 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:
-    """Prepare a graph, and leave out the dims that it does not have, where they are optional; else as `prepare`."""
+    """Prepare a graph without the optional dims that it does not have.
+
+    Otherwise the same as `prepare`.
+    """
     if optional and has_fixed_sizes(path):
         options = replace(options, dims=_without(options.dims, optional - {ALL_OTHER_DIMS}))
     while True:
@@ -131,14 +137,15 @@ def prepare_reading(
     derive_training: bool = True,
     measured: Measurements | None = None,
 ) -> Prepared:
-    """Make of what was read, or generated, the graph that is planned.
+    """Prepare the graph of a reading, or of a generator.
 
     Args:
-        reading: what is known of the graph.
-        where: what it comes from, for messages.
+        reading: the graph as read or generated.
+        where: source of the graph, for messages.
         options: as for `prepare`.
         derive_training: as for `prepare`.
-        measured: of its ops, where the options name no file of that; without times, it gives workspace only.
+        measured: measurements of its ops, if the options name no file of these; without times, they give workspace
+            only.
 
     Raises:
         GraphError: the graph has no training graph.
@@ -146,9 +153,9 @@ def prepare_reading(
     """
     mode = _mode(reading.graph, options, where)
     notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
-    # A draft from here on: the reader has checked the graph, and what comes of it is checked once more at the end.
+    # A draft from here on: the reader has checked the graph, and the result is checked again at the end.
     known = _with_operators(reading, mode, options, notes)
-    # Costs come first: what the backward takes is known of the forward op, which is also what its file can say.
+    # Costs come first: the backward's cost is known of the forward op, and the file can give it there.
     draft, costs, device = _with_costs(
         known.graph, options, measured or _measured(known.graph, options), has_operators=bool(reading.operators)
     )
@@ -191,14 +198,14 @@ def _mode(graph: Graph, options: GraphOptions, where: str) -> str:
 
 @dataclass(frozen=True)
 class _Known:
-    """What operators, where the file has them, tell of a graph.
+    """The knowledge of a graph from its operators.
 
     Attributes:
-        graph: with its work, its saves (for training) and its resident bytes.
-        parameter_bytes: of trained parameters; of one rank's shards, where they are sharded.
-        optimizer: whose state is resident.
-        operators: one for each op; empty without.
-        blocks: of parameters that are sharded; empty where none are.
+        graph: the graph with its work, its saves (for training) and its resident bytes.
+        parameter_bytes: bytes of trained parameters; of one rank's shards if they are sharded.
+        optimizer: optimizer whose state is resident.
+        operators: operator of each op; empty if the file has none.
+        blocks: blocks of sharded parameters; empty without them.
     """
 
     graph: Draft
@@ -209,7 +216,10 @@ class _Known:
 
 
 def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: list[str]) -> _Known:
-    """Derive from operators, where the file has them, what the graph itself does not say; adds to `notes`."""
+    """Derive work, saves and resident bytes from operators.
+
+    Remarks are added to `notes`.
+    """
     graph: Draft = reading.graph
     if options.ranks is not None:
         _check_ranks(reading, mode, options.ranks)
@@ -244,7 +254,7 @@ def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: l
     if options.ranks is None:
         resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
     else:
-        # Shards are inputs of the graph, and their gradients are made by the step: neither is among the resident bytes.
+        # Shards are inputs of the graph, and the step produces their gradients: neither is among the resident bytes.
         blocks = sharded_blocks(graph, operators, trainable, options.ranks)
         rest = graph.resident_bytes - sum(parameter.bytes for parameter in trainable)
         trainable = tuple(block.shard for block in blocks)
@@ -276,7 +286,10 @@ def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
 
 
 def _with_shards(graph: Draft, reading: Reading, known: _Known, device: Device | None, notes: list[str]) -> Draft:
-    """Return the graph of one rank, which gathers its parameters; adds to `notes`."""
+    """Return the graph of one rank, which gathers its parameters.
+
+    Remarks are added to `notes`.
+    """
     ranks = known.blocks[0].ranks
     if device is None or graph.time_unit != "ns":
         raise UsageError(
@@ -305,16 +318,22 @@ def _with_shards(graph: Draft, reading: Reading, known: _Known, device: Device |
 def _with_kernels(
     graph: Draft, operators: Mapping[str, Operator], options: GraphOptions, notes: list[str]
 ) -> tuple[Draft, Mapping[str, Operator]]:
-    """Put one op in the place of nodes that training runs as one; adds to `notes`."""
-    found = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
-    if found.groups:
-        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(found.groups.items()))
-        notes.append(f"{found.nodes} nodes count as the ops that training runs: {counts}")
-    return found.graph, found.operators
+    """Replace nodes that training runs as one by one op.
+
+    Remarks are added to `notes`.
+    """
+    fused = with_kernels(graph, operators, options.kernels or Kernels.ORIGINAL)
+    if fused.groups:
+        counts = ", ".join(f"{count} {type_}" for type_, count in sorted(fused.groups.items()))
+        notes.append(f"{fused.nodes} nodes count as the ops that training runs: {counts}")
+    return fused.graph, fused.operators
 
 
 def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Known:
-    """Derive the same for a training step that has its backward ops already: it makes its gradients itself."""
+    """Derive work and resident bytes of a complete training step.
+
+    Its backward ops exist already, so it produces its gradients itself.
+    """
     if options.optimizer is not None and reading.optimizer is not None:
         raise UsageError(
             (Setting("optimizer", options.optimizer), f": the step brings one, {reading.optimizer}"),
@@ -324,7 +343,7 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Kn
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     trained, blocks = reading.parameters, tuple[ShardedBlock, ...]()
     if options.ranks is not None:
-        # A parameter may be part of a larger storage, which is there as a whole.
+        # A parameter may be part of a larger storage, which is in memory as a whole.
         stored = (replace(value, bytes=graph.tensors[value.name].bytes) for value in trained)
         blocks = sharded_blocks(graph, reading.operators, stored, options.ranks)
         trained = tuple(block.shard for block in blocks)
@@ -349,7 +368,7 @@ def _tell(text: str, strict: bool, notes: list[str]) -> None:
 
 
 def _as_it_is(graph: Draft) -> Draft:
-    """Return the graph as an inference graph, without what only a backward pass would need."""
+    """Return the graph for inference, without fields for a backward pass."""
     if graph.kind is not Kind.FORWARD:
         return graph
     ops = tuple(op.edited(saves=None, grad_inputs=None, grad_time=None, grad_flops=None) for op in graph.ops)
@@ -359,7 +378,7 @@ def _as_it_is(graph: Draft) -> Draft:
 def _with_costs(
     graph: Draft, options: GraphOptions, measured: Measurements | None, *, has_operators: bool
 ) -> tuple[Draft, str, Device | None]:
-    """Return the graph with the times that were asked for, what gave them, and the device profile if there is one."""
+    """Return the graph with its times, their source, and the device profile."""
     name = options.cost_model
     if name is None:
         uses_device = options.device is not None or has_operators
@@ -394,17 +413,17 @@ def _measured(graph: Draft, options: GraphOptions) -> Measurements | None:
 
 
 def _cost_model(name: str, device: Device | None, measured: Measurements | None) -> CostModel:
-    """Build a cost model from what it needs to know: its fields."""
+    """Build a cost model from the fields that it needs."""
     model = COST_MODELS[name]
     known: dict[str, Any] = {"device": device, "times_ns": None if measured is None else measured.times_ns}
     return model(**{item.name: known[item.name] for item in fields(model)})
 
 
 def link_of(graph: Draft, options: GraphOptions) -> Link | None:
-    """Return the link that options name, by themselves or by their device; None if they name none.
+    """Return the link of the options or of their device, or None.
 
     Raises:
-        UsageError: its rate is wrong, or does not go with the graph's unit of time.
+        UsageError: its rate is wrong, or does not suit the graph's unit of time.
     """
     return _link(graph, options, None if options.device is None else load_device(options.device))
 
@@ -417,7 +436,10 @@ def _link(graph: Draft, options: GraphOptions, device: Device | None) -> Link | 
 
 
 def _bytes_per_time(graph: Draft, options: GraphOptions, device: Device | None) -> Fraction | None:
-    """Return the link's rate in bytes per unit of the graph's time; a rate a second needs a graph in nanoseconds."""
+    """Return the link's rate in bytes per unit of the graph's time.
+
+    A rate per second needs a graph in nanoseconds.
+    """
     if options.link_bandwidth is None:
         return Fraction(device.link_bandwidth, _NS) if device is not None and graph.time_unit == "ns" else None
     said = str(options.link_bandwidth)

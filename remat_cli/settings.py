@@ -1,8 +1,8 @@
-"""Settings: what users choose by name, declared once, and named in messages in the words of whoever set them.
+"""Settings: choices that users make by name, each declared once.
 
-A setting is a field of a frozen dataclass, which `setting` makes. A config file takes it by the field's name, the
-command line by an option. A message or a hint names them as `Setting`s: the command line shows "--mode inference", a
-check of a project file shows "'mode: inference'".
+A setting is a field of a frozen dataclass, created by `setting`. A config file has it as a key with the field's name,
+the command line as an option. Messages and hints contain `Setting`s, shown in the words of the place where the user
+sets them: the command line shows "--mode inference", a check of a project file shows "'mode: inference'".
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that a text speaks of.
+    """A setting within a message.
 
     Attributes:
-        name: of the field, which is the key in a config file.
-        value: what to set it to; of a mapping, the entries to add. None where only the name is told.
+        name: name of the field, which is the key in a config file.
+        value: the value to set; for a mapping, the entries to add; None to show only the name.
     """
 
     name: str
@@ -31,25 +31,26 @@ class Setting:
 Wording = str | tuple[str | Setting, ...]
 
 
-# Given values by setting name. A setting that is absent was not given. No value stands for "not given", so that
-# False, 0 and the default itself can be given, and win.
+# Given values by setting name. A setting that was not given is absent. No value means "not given", so that False, 0 and
+# the default itself can be given, and win.
 Said = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of a setting: all that command line, files and pages are made of.
+    """The declaration of a setting, for command line, files and pages.
 
     Attributes:
         help: the meaning, for people.
-        metavar: an example of a value, or a word for it. One that ends in FILE names a file.
-        choices: all values that there are; empty where they cannot be listed.
-        parse: makes the value of the option's text; of a mapping, one entry.
-        written: type of the value in a YAML file, if `parse` makes the setting's value of it, too; else None.
-        read: makes the setting's value of the one in a YAML file, given its document; None: `parse` does, or nobody.
-        flag: the option on the command line; empty: made of the name.
-        needs: name of the setting without which this one means nothing.
-        changes_graph: another value makes another graph, or may; a schedule file records it.
+        metavar: an example of a value, or a word for it; an ending FILE marks the name of a file.
+        choices: all possible values; empty if they cannot be listed.
+        parse: converts the option's text to the value; for a mapping, to one entry.
+        written: type of the value in a YAML file, if `parse` can convert that, too; otherwise None.
+        read: converts the value in a YAML file, given its document; None if `parse` does, or if no conversion is
+            needed.
+        flag: the option on the command line; empty to derive it from the name.
+        needs: name of a setting without which this setting has no meaning.
+        changes_graph: whether another value may make another graph; a schedule file records such settings.
     """
 
     help: str
@@ -64,15 +65,18 @@ class Declared:
 
     @property
     def names_file(self) -> bool:
-        """Whether the value is the path of a file, or may be."""
+        """Whether the value may be the path of a file."""
         return (self.metavar or "").endswith("FILE")
 
 
 _DECLARED = "declared"
 
 
-def setting(default: Any, help: str, **different: Any) -> Any:  # `help` as click calls it
-    """Return a field that is a setting; `default` is a value, or dict for a mapping. The others: see `Declared`."""
+def setting(default: Any, help: str, **different: Any) -> Any:  # click, too, calls it `help`
+    """Return a dataclass field that is a setting.
+
+    `default` is a value, or dict for a mapping. For the other arguments see `Declared`.
+    """
     metadata = {_DECLARED: Declared(help, **different)}
     return (
         field(default_factory=dict, metadata=metadata) if default is dict else field(default=default, metadata=metadata)
@@ -80,20 +84,20 @@ def setting(default: Any, help: str, **different: Any) -> Any:  # `help` as clic
 
 
 def declared(item: Any) -> Declared:
-    """Return the declaration of the setting that a field of a dataclass is."""
+    """Return the declaration behind a dataclass field."""
     said: Declared = item.metadata[_DECLARED]
     return said
 
 
 def choices_of(item: Any) -> tuple[str, ...]:
-    """Return all values that a field of a dataclass may have; none where they are not listed."""
+    """Return all possible values of a dataclass field; empty if not listed."""
     said: Declared | None = item.metadata.get(_DECLARED)
     return () if said is None else said.choices
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A frozen dataclass whose fields are settings, each declared by `setting` and nowhere else."""
+    """A frozen dataclass whose fields are settings from `setting`."""
 
     def __init_subclass__(cls) -> None:
         """Register each option whose name differs from its setting's."""
@@ -103,7 +107,7 @@ class Settings:
 
     @classmethod
     def of(cls, said: Said) -> Self:
-        """Build the settings from the given values; values of other classes are ignored."""
+        """Build the settings from given values, ignoring other classes' values."""
         names = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in said.items() if name in names})
 
@@ -123,7 +127,10 @@ _FLAGS: dict[str, str] = {}
 
 
 def over(below: Said, above: Said) -> dict[str, Any]:
-    """Merge two mappings of given settings; `above` wins, entry by entry in mappings. There is no other merge."""
+    """Merge two mappings of given settings; `above` wins.
+
+    Mappings are merged entry by entry. There is no other merge.
+    """
     entries = {
         name: {**below[name], **value}
         for name, value in above.items()
@@ -133,7 +140,7 @@ def over(below: Said, above: Said) -> dict[str, Any]:
 
 
 def in_json(value: Any) -> Any:
-    """Return a setting's value as JSON has it; a budget as text."""
+    """Convert a setting's value to JSON; a budget becomes text."""
     if isinstance(value, Fraction):
         return float(value)
     if isinstance(value, Mapping):
@@ -146,12 +153,12 @@ def in_json(value: Any) -> Any:
 
 
 def as_text(wording: Wording, write: Callable[[Setting], str]) -> str:
-    """Return a wording as text, in which `write` says the settings."""
+    """Convert a wording to text; `write` converts the settings."""
     return "".join(part if isinstance(part, str) else write(part) for part in parts(wording))
 
 
 def parts(wording: Wording) -> tuple[str | Setting, ...]:
-    """Return a wording as parts, to which others can be joined."""
+    """Split a wording into parts, to which others can be joined."""
     return (wording,) if isinstance(wording, str) else wording
 
 
@@ -162,17 +169,23 @@ def listed(settings: Iterable[Setting]) -> tuple[str | Setting, ...]:
 
 
 def option_of(name: str) -> str:
-    """Return the option that gives a setting; one that is repeated gives one entry of a mapping."""
+    """Return the option for a setting.
+
+    For a mapping, the option is repeated, once for each entry.
+    """
     return _FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def without(option: str) -> str:
-    """Return the option that takes a flag back: --no-strict."""
+    """Return the option that negates a flag: --no-strict."""
     return f"--no-{option.removeprefix('--')}"
 
 
 def on_command_line(said: Setting) -> str:
-    """Return a setting as options: --mode inference, --dim batch=8 --dim seq=512, --input-shape x:8,128, --strict."""
+    """Write a setting as options, such as --dim batch=8 --dim seq=512.
+
+    Other examples: --mode inference, --input-shape x:8,128, --strict.
+    """
     option = option_of(said.name)
     if said.value is False:
         return without(option)
@@ -188,7 +201,10 @@ def _entry_text(name: str, entry: object) -> str:
 
 
 def in_config(said: Setting) -> str:
-    """Return a setting as keys of a file: 'mode: inference', 'dims: {batch: 8, seq: 512}', strict."""
+    """Write a setting as keys of a file, such as 'mode: inference'.
+
+    Other examples: 'dims: {batch: 8, seq: 512}', strict.
+    """
     if said.value is None:
         return said.name
     if isinstance(said.value, bool):

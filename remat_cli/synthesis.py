@@ -1,4 +1,4 @@
-"""Graphs to plan from generators: as long as asked for, prepared as a file would be."""
+"""Graphs from generators, of the wanted length, prepared for planning."""
 
 from __future__ import annotations
 
@@ -12,43 +12,47 @@ from remat_cli.formats import Reading
 from remat_cli.generate import Generator
 from remat_cli.prepare import Prepared, prepare_reading
 
-# The graph's growth is measured from this length on: every family can be made so short.
+# The length from which the graph's growth is measured: every family can be this short.
 _SHORT = 4
 
 
 def synthesize(
     generator: Generator, options: GraphOptions | None = None, *, kind: Kind | None = None, ops: int | None = None
 ) -> Prepared:
-    """Make the graph of a generator, with costs and, unless another kind is asked for, its training graph.
+    """Generate a graph with costs and, by default, its training graph.
 
     Args:
-        generator: with its options.
-        options: cost model, device and optimizer; a mode in it means nothing.
-        kind: forward, training or inference; None: inference where that is what the generator makes, else training.
-        ops: make the graph as long as it takes to have about as many ops; None: as long as the generator's options say.
+        generator: the generator with its options.
+        options: cost model, device and optimizer; their mode is ignored.
+        kind: forward, training or inference; None for training, or inference if the generator's family is for
+            inference.
+        ops: approximate number of ops; None for the length in the generator's options.
 
     Raises:
-        UsageError: the options or the kind do not fit the generator.
+        UsageError: the options or the kind do not suit the generator.
     """
     if ops is not None:
         generator = _with_length(generator, kind, ops)
-    made = generator.generate()
-    if made.graph.kind is Kind.INFERENCE and kind not in (None, Kind.INFERENCE):
+    generated = generator.generate()
+    if generated.graph.kind is Kind.INFERENCE and kind not in (None, Kind.INFERENCE):
         raise UsageError(
-            f"{made.graph.name} is made for inference: it has no backward",
+            f"{generated.graph.name} is made for inference: it has no backward",
             hint="ask for no other kind, or another family",
         )
     mode = {None: None, Kind.FORWARD: "training"}.get(kind, kind)
     return prepare_reading(
-        Reading(made.graph, made.operators, made.parameters),
-        made.graph.name,
+        Reading(generated.graph, generated.operators, generated.parameters),
+        generated.graph.name,
         replace(options or GraphOptions(), mode=mode),
         derive_training=kind is not Kind.FORWARD,
     )
 
 
 def _with_length(generator: Generator, kind: Kind | None, ops: int) -> Generator:
-    """Return the generator at the length at which its graph comes closest to `ops` ops: they grow in proportion."""
+    """Return the generator at the length closest to `ops` ops.
+
+    The number of ops grows in proportion to the length.
+    """
 
     def at(length: int) -> Generator:
         changed: dict[str, Any] = {generator.grows_by: length}

@@ -1,4 +1,7 @@
-"""What the system refuses (memory, threads, processes, open files): told in words, and made do with."""
+"""Limits of the system: memory, threads, processes, open files.
+
+Refusals are put in words, and programs make do with less.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,35 @@ from threading import Thread
 
 from remat_cli.errors import OutOfMemory, SystemRefuses
 
-# What Python, C++, the loader of libraries and OpenBLAS say where memory does not suffice, or threads are refused.
+# Texts of Python, C++, the loader of libraries and OpenBLAS when memory or threads are refused.
 _NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "cannot map", "failed to map", "Memory allocation")
 _NO_THREADS = ("can't start new thread", "pthread_create failed", "Resource temporarily unavailable")
 _NO_FILES = ("Too many open files",)
-# Of a process that starts others: for what it reads and writes itself, and the pipes of one that is being started.
+# Files of a process that starts others: its own, and the pipes of a process being started.
 _FILES_OF_ITS_OWN = 20
-# Such as a solver's.
+# threads of a solver, for example
 _THREADS_OF_ITS_OWN = 4
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether a process that printed this had too little memory."""
+    """Whether a process that printed this text ran out of memory."""
     return any(sign in text for sign in _NO_MEMORY)
 
 
 def refusal_of(error: BaseException) -> SystemRefuses | None:
-    """Return in words what the system refuses; None where an error is anything else."""
+    """Return the system's refusal in words; None for any other error."""
     if isinstance(error, MemoryError):
         return _out_of_memory()
-    # An ImportError where a library finds no room, a RuntimeError where a thread is not to be had.
+    # An ImportError if a library has no memory, a RuntimeError if there is no thread.
     if isinstance(error, OSError | ImportError | RuntimeError):
         return refusal_in(str(error))
     return None
 
 
 def refusal_in(text: str) -> SystemRefuses | None:
-    """Return in words what the system refuses, where a text says that it does."""
+    """Return the system's refusal in words; None if the text has none."""
     if says_out_of_memory(text):
         return _out_of_memory()
     if any(sign in text for sign in _NO_THREADS):
@@ -56,22 +59,25 @@ def _out_of_memory() -> OutOfMemory:
 
 
 def memory_left() -> int | None:
-    """Return the bytes that this process can still take, by the machine, its container and its own limit.
+    """Return the bytes that this process can still take.
 
-    None where none of these tells.
+    The machine, its container and the process may limit them. None if no limit is known.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     room = [] if limit == resource.RLIM_INFINITY else [limit]
     with suppress(OSError, ValueError, IndexError):
         lines = _MEMORY_OF_MACHINE.read_text().splitlines()
         room += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):  # ValueError: "max", where there is no limit
+    with suppress(OSError, ValueError):  # ValueError: "max", if there is no limit
         room.append(int((_CONTAINER / "memory.max").read_text()) - int((_CONTAINER / "memory.current").read_text()))
     return max(0, min(room)) if room else None
 
 
 def can_start_threads(count: int = 1) -> bool:
-    """Whether so many more threads can run at the same time; tried, as no limit tells what others use of it."""
+    """Whether this number of threads can run in addition.
+
+    This is tried, as no limit tells what other processes use.
+    """
     end = allocate_lock()
     with end:
         try:
@@ -83,7 +89,7 @@ def can_start_threads(count: int = 1) -> bool:
 
 
 def start_if_allowed(thread: Thread) -> bool:
-    """Start a thread; return whether the system allows it."""
+    """Start a thread; return whether the system allows that."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -99,10 +105,10 @@ def _wait_for(end: LockType) -> None:
 
 
 def leave_threads(cores: int) -> None:
-    """Have OpenBLAS start no threads where the system does not allow those that it would start, and a few more.
+    """Let OpenBLAS start no threads if the system might refuse some.
 
-    Where it cannot start one, it presses Ctrl-C as it is loaded. Nothing here needs its threads. Where address space is
-    limited, each that is tried takes some for good.
+    If OpenBLAS cannot start a thread, it raises Ctrl-C while it is loaded. No code here needs its threads. If address
+    space is limited, each attempt takes some of it for good.
     """
     has_room = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
     if not has_room or not can_start_threads(cores + _THREADS_OF_ITS_OWN):
@@ -110,7 +116,10 @@ def leave_threads(cores: int) -> None:
 
 
 def processes_for_files(wanted: int, files_each: int) -> int:
-    """Return how many processes may have so many files open each in this one: one or more, at most `wanted`."""
+    """Return the number of processes that may have `files_each` files open.
+
+    It is 1 or more, at most `wanted`; the files are open in this process.
+    """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return wanted

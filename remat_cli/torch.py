@@ -1,4 +1,4 @@
-"""The way in for PyTorch users: `from remat_cli.torch import planned`."""
+"""The import for PyTorch users: `from remat_cli.torch import planned`."""
 
 from __future__ import annotations
 

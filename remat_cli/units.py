@@ -1,4 +1,4 @@
-"""Sizes, shares, durations and rates as people write them, both ways.
+"""Sizes, shares, durations and rates: parsing and formatting.
 
 Bytes are integers. GB and the like are decimal (10^9), GiB and the like binary (2^30).
 """
@@ -25,7 +25,7 @@ _LARGEST_IN_FULL = 10**30
 _POINTS = 8
 _MOST_POINTS = 200
 _ACTIVATIONS = re.compile(r"\s*(.+%)\s+of\s+activations\s*", re.IGNORECASE)
-# Nobody means a budget of so few bytes; a percentage is likelier.
+# A budget of so few bytes is more likely meant as a percentage.
 _MOST_PERCENT = 100
 _RANGE = re.compile(r"(?P<low>[^.:].*?)\.\.(?P<high>[^.:][^:]*)(?::(?P<count>\d{1,6}))?")
 _NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
@@ -41,7 +41,7 @@ def _number_and_unit(text: str, what: str, example: str) -> tuple[Fraction, str]
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that `text` means: "8GB" (10^9), "512MiB" (2^20), "1024".
+    """Parse a number of bytes: "8GB" (10^9), "512MiB" (2^20), "1024".
 
     Raises:
         UsageError: the text is no size, or not a whole number of bytes.
@@ -60,7 +60,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_share(text: str) -> Fraction:
-    """Return "10%" as the fraction 1/10, "0.1" likewise.
+    """Parse a share: "10%" or "0.1" is the fraction 1/10.
 
     Raises:
         UsageError: the text is no share.
@@ -72,7 +72,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def parse_duration(text: str) -> float:
-    """Return "30s", "2m", "500ms" in seconds; a plain number is seconds.
+    """Parse a duration in seconds: "30s", "2m", "500ms", "5".
 
     Raises:
         UsageError: the text is no duration.
@@ -85,7 +85,9 @@ def parse_duration(text: str) -> float:
 
 
 def parse_rate(text: str) -> Fraction:
-    """Return "12GB/s" in bytes a second, and a plain number as it is (bytes per unit of the graph's time).
+    """Parse a rate: "12GB/s" is in bytes per second.
+
+    A plain number stays as it is, in bytes per unit of the graph's time.
 
     Raises:
         UsageError: the text is no rate.
@@ -101,14 +103,16 @@ def parse_rate(text: str) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpec:
-    """A budget as asked for, before the graph is known: exactly one of the first three.
+    """A requested budget, before the graph is known.
+
+    Exactly one of the first three attributes is given.
 
     Attributes:
         device_bytes: total device memory in bytes.
-        share: of the plain run's peak.
-        smallest: plan at the smallest budget that can be found.
-        of_activations: the share is of the activations' peak: what the plain run holds beside parameters, gradients,
-            optimizer state and inputs. These count in full.
+        share: share of the plain run's peak.
+        smallest: whether to plan at the smallest budget that can be found.
+        of_activations: whether the share is of the activations' peak: the plain run's memory without parameters,
+            gradients, optimizer state and inputs. These count in full.
     """
 
     device_bytes: int | None = None
@@ -129,7 +133,7 @@ class BudgetSpec:
         Args:
             plain_peak_bytes: peak of the graph's plain run.
             beside_bytes: parameters, gradients, optimizer state and inputs.
-            activation_bytes: peak of what the plain run holds beside these.
+            activation_bytes: peak of the plain run's other memory.
 
         Raises:
             ValueError: "min" has no size.
@@ -144,7 +148,7 @@ class BudgetSpec:
 
 
 def parse_budget(text: str) -> BudgetSpec:
-    """Return the budget that "8GB", "8GiB", "80%", "60% of activations", "min" or a plain number of bytes means.
+    """Parse a budget: "8GB", "8GiB", "80%", "60% of activations", "min", "1024".
 
     Raises:
         UsageError: the text is no budget, or not above zero.
@@ -170,16 +174,20 @@ def parse_budget(text: str) -> BudgetSpec:
 
 
 def meant_as_share(budget_bytes: int, plain_peak_bytes: int) -> str:
-    """Return a question where a budget too small to be meant in bytes looks like a share (80 for 80%); else nothing."""
+    """Ask whether a tiny budget was meant as a share (80 for 80%).
+
+    The text is empty for other budgets.
+    """
     if budget_bytes > _MOST_PERCENT or plain_peak_bytes <= _MOST_PERCENT**2:
         return ""
     return f"{budget_bytes} bytes: did you mean {budget_bytes}%?"
 
 
 def parse_budgets(text: str) -> tuple[BudgetSpec, ...]:
-    """Return the budgets of a list such as "30%..100%:8" or "2GB,3GB,50%,min", in the order in which they are written.
+    """Parse a list of budgets: "30%..100%:8" or "2GB,3GB,50%,min".
 
-    A range names its number of budgets, 8 by default: evenly spaced, both ends included.
+    They stay in the written order. A range names its number of budgets, 8 by default: evenly spaced, including both
+    ends.
 
     Raises:
         UsageError: a part of the list is no budget and no range.
@@ -218,7 +226,10 @@ def _budgets_of(part: str) -> tuple[BudgetSpec, ...]:
 
 
 def format_bytes(size: int) -> str:
-    """Return `size` in the decimal unit that reads best, with four digits: 7960000000 -> "7.960 GB"."""
+    """Write a size in the decimal unit that reads best: "7.960 GB".
+
+    It has four digits.
+    """
     sign, magnitude = ("-", -size) if size < 0 else ("", size)
     if magnitude >= _LARGEST_IN_FULL:
         return f"{format_count(size)} B"
@@ -232,20 +243,20 @@ def format_bytes(size: int) -> str:
 
 
 def format_names(names: Sequence[str], most: int) -> str:
-    """Return the first names, in quotes, and how many more there are: "'a', 'b' and 3 more"."""
+    """Quote the first names, and count the rest: "'a', 'b' and 3 more"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
 
 def format_count(number: int) -> str:
-    """Return a whole number as text; one with more digits than anybody reads (or Python writes), as a magnitude."""
+    """Write a whole number; a very long one as a magnitude."""
     if abs(number) < _LARGEST_IN_FULL:
         return str(number)
     return f"about {'-' if number < 0 else ''}10^{log10(abs(number)):.0f}"
 
 
 def format_time(time: int, unit: str) -> str:
-    """Return `time`, counted in `unit` (ns, flop or unit), in the multiple that reads best."""
+    """Write `time`, counted in `unit` (ns, flop or unit), in the best multiple."""
     if unit == "ns":
         for name, factor in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
             # 999.95 µs would be written as 1000 µs; the next unit up says it better.
@@ -260,7 +271,10 @@ def format_time(time: int, unit: str) -> str:
 
 
 def format_rate(bytes_per_time: Fraction, unit: str) -> str:
-    """Return a rate in bytes per unit of a graph's time: per second where that is ns, else per FLOP or unit."""
+    """Write a rate in bytes per unit of a graph's time.
+
+    This is per second for a graph in ns, otherwise per FLOP or unit.
+    """
     if unit == "ns":
         return f"{format_bytes(round(bytes_per_time * 10**9))}/s"
     per = {"flop": "FLOP", "unit": "unit of time"}.get(unit, unit)
@@ -269,7 +283,7 @@ def format_rate(bytes_per_time: Fraction, unit: str) -> str:
 
 
 def format_share(share: float | Fraction) -> str:
-    """Return a share as a percentage with the digits that matter: 0.0199 -> "1.99 %"."""
+    """Write a share as a percentage with the digits that matter: "1.99 %"."""
     percent = float(share) * 100
     if percent == 0:
         return "0 %"

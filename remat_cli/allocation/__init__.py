@@ -1,1 +1,4 @@
-"""Addresses for buffers: one block of memory in which all that is needed together lies apart."""
+"""Addresses for buffers in one block of memory.
+
+Buffers that are needed at the same time do not overlap.
+"""

@@ -1,4 +1,7 @@
-"""Buffers in several banks of memory: what is used most lies in the fastest one that has room for it."""
+"""Addresses for buffers in several banks of memory.
+
+The busiest buffers go to the fastest bank with room.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from remat_cli.planners.shared.limits import Limits
 
 Ints = NDArray[np.int64]
 
-# Buffers times banks up to which a solver chooses banks and offsets together, and buffers times sections up to which
-# it bounds the time by what fits the banks' loads.
+# Largest product of buffers and banks for which a solver chooses banks and offsets together, and of buffers and
+# sections for which it bounds the time by the banks' loads.
 _MOST_FOR_SOLVER = 600
 _MOST_FOR_BOUND = 200_000
-# One second in the solver's own measure is about so many of a usual core.
+# One second of the solver's deterministic time is about this share of a usual core's.
 _SOLVER_UNIT = 0.1
-# Of the seconds and work left: for the last bank where first fit fails, and for the bound.
+# Shares of the remaining seconds and work: for the last bank if first fit fails, and for the bound.
 _FOR_LAST_BANK = 0.2
 _FOR_BOUND = 0.3
 
@@ -37,13 +40,13 @@ class BankAllocation:
     """The outcome of a search for banks and offsets.
 
     Attributes:
-        status: optimal (no choice of banks moves the bytes in less time), feasible, infeasible (proven) or unknown.
-        banks: [buffers] index of the bank of each; None without any.
-        offsets: [buffers] in bytes, from the beginning of its bank; None without any.
-        used: [banks] bytes up to the end of what lies highest; None without any.
-        time: to move all bytes, in bytes of the first bank; None without any.
-        bound: no choice of banks takes less.
-        basis: what the bound, or that nothing fits, rests on.
+        status: optimal (the least time to move all bytes), feasible, infeasible (proven) or unknown.
+        banks: [buffers] index of each buffer's bank; None without a result.
+        offsets: [buffers] offset in the bank, in bytes; None without a result.
+        used: [banks] bytes up to the end of the highest buffer; None without a result.
+        time: time to move all bytes, in bytes of the first bank; None without a result.
+        bound: lower bound on the time.
+        basis: basis of the bound, or of the proof that nothing fits.
         interrupted: the user stopped the search.
     """
 
@@ -58,7 +61,7 @@ class BankAllocation:
 
 
 class _Placed(NamedTuple):
-    """[buffers] banks, and offsets in units."""
+    """The [buffers] banks, and [buffers] offsets in units."""
 
     banks: Ints
     offsets: Ints
@@ -73,15 +76,15 @@ def allocate_in_banks(
     alignment: int = 1,
     observe: Observer | None = None,
 ) -> BankAllocation:
-    """Search a bank for each buffer, and offsets in it, so that the bytes that move take the least time.
+    """Search banks and offsets with the least time to move bytes.
 
     Args:
-        buffers: what is needed when; there may be none.
-        traffic: [buffers] bytes that are written to and read from each.
+        buffers: buffers with their lifetimes; may be empty.
+        traffic: [buffers] bytes written to and read from each buffer.
         banks: at least one.
-        limits: where the search stops.
-        alignment: offsets are multiples of it.
-        observe: is told what is done.
+        limits: limits of the search.
+        alignment: offsets are multiples of this.
+        observe: is told the progress.
     """
     search = _Search(buffers, traffic, banks, limits, alignment, observe or Observer())
     interrupted = False
@@ -94,12 +97,12 @@ def allocate_in_banks(
 
 
 class _Search:
-    """One search.
+    """One search for banks and offsets.
 
     Attributes:
         best: the fastest placement so far.
-        bound: no placement takes less, in `weights`.
-        basis: what it, or that nothing fits, rests on.
+        bound: lower bound on the time, with times in whole numbers, as in `_times`.
+        basis: basis of the bound, or of the proof that nothing fits.
         is_infeasible: nothing fits, proven.
     """
 
@@ -120,7 +123,7 @@ class _Search:
         sizes = [-(-buffer.size // alignment) * alignment for buffer in buffers]
         self._unit = int(np.gcd.reduce(sizes)) if sizes else alignment
         self._capacities = [bank.bytes // self._unit for bank in banks]
-        # Times are whole numbers: of a byte in each bank.
+        # Times in whole numbers: time of one byte in each bank.
         whole = lcm(*(bank.speed.numerator for bank in banks))
         self._scale = whole
         self._times = [int(whole / bank.speed) for bank in banks]
@@ -156,12 +159,12 @@ class _Search:
         from remat_cli.allocation.banks_model import solved_in_banks
 
         self._observe.phase("choosing banks and offsets together")
-        status, found, bound = solved_in_banks(self._instance, self._capacities, costs, self._part(1.0), self.best)
-        self._take(None if found is None else _Placed(*found))
+        status, placement, bound = solved_in_banks(self._instance, self._capacities, costs, self._part(1.0), self.best)
+        self._take(None if placement is None else _Placed(*placement))
         self._conclude(status, bound)
 
     def _conclude(self, status: Status, bound: int | None) -> None:
-        """Take up what the solver proved."""
+        """Note a solver's proof or bound."""
         if status is Status.INFEASIBLE:
             self.is_infeasible, self.basis = True, Basis.ONE_SOLVER
         elif bound is not None and bound > self.bound:
@@ -176,7 +179,7 @@ class _Search:
         return replace(part, cores=1, work=_SOLVER_UNIT * part.work)
 
     def _bound_by_size(self) -> None:
-        """Raise the bound to each buffer in the fastest bank that is as large as it."""
+        """Raise the bound by each buffer's fastest bank of its size."""
         fastest = [
             min(time for time, capacity in zip(self._times, self._capacities, strict=True) if capacity >= size)
             for size in self._instance.sizes.tolist()
@@ -184,7 +187,10 @@ class _Search:
         self.bound = sum(moved * time for moved, time in zip(self._traffic, fastest, strict=True))
 
     def _orders(self) -> Iterator[Ints]:
-        """Yield orders in which buffers choose a bank: most traffic for the room and time they take first."""
+        """Yield orders of choice, the busiest buffers first.
+
+        A buffer's traffic is divided by its room and time, by its room, or by nothing.
+        """
         traffic = np.array(self._traffic, np.float64)
         lengths = self._instance.upper - self._instance.lower
         for share in (traffic / self._instance.sizes / lengths, traffic / self._instance.sizes, traffic):
@@ -193,7 +199,10 @@ class _Search:
         yield np.lexsort((-lengths, -self._instance.sizes))
 
     def _greedy(self, order: Ints) -> _Placed | None:
-        """Fill the banks, the fastest first, with buffers in an order; None where the last one overflows."""
+        """Fill banks with buffers in an order, the fastest bank first.
+
+        None if the last bank overflows.
+        """
         banks, offsets = np.full(len(order), -1, np.int64), np.zeros(len(order), np.int64)
         by_speed = sorted(range(len(self._banks)), key=lambda bank: (self._times[bank], bank))
         for number, bank in enumerate(by_speed):
@@ -201,7 +210,7 @@ class _Search:
             if number == len(by_speed) - 1:
                 return self._last(left, bank, _Placed(banks, offsets))
             others = max(self._capacities[other] for other in by_speed[number + 1 :])
-            # What fits no later bank has the first choice.
+            # Buffers that fit no later bank choose first.
             large = self._instance.sizes[left] > others
             for buffer, offset in _fitting(
                 self._instance, np.concatenate((left[large], left[~large])), self._capacities[bank]
@@ -219,10 +228,10 @@ class _Search:
             return None
         limits = self._limits.part(_FOR_LAST_BANK, _FOR_LAST_BANK * self._limits.work)
         rest = [self._buffers[buffer] for buffer in left.tolist()]
-        found = allocate(rest, limits, capacity=self._capacities[bank] * self._unit, alignment=self._unit)
-        if found.offsets is None:
+        allocation = allocate(rest, limits, capacity=self._capacities[bank] * self._unit, alignment=self._unit)
+        if allocation.offsets is None:
             return None
-        placed.offsets[left] = np.array(found.offsets, np.int64) // self._unit
+        placed.offsets[left] = np.array(allocation.offsets, np.int64) // self._unit
         return placed
 
     def _time(self, banks: Ints) -> int:
@@ -233,7 +242,7 @@ class _Search:
             self.best = placed
 
     def allocation(self) -> BankAllocation:
-        """Return what was found, in bytes."""
+        """Return the result in bytes."""
         bound = Fraction(self.bound, self._scale)
         if not self._buffers:
             return BankAllocation(Status.OPTIMAL, (), (), (0,) * len(self._banks), Fraction(0), Fraction(0))
@@ -251,13 +260,16 @@ class _Search:
 
 
 def _fitting(instance: Instance, order: Ints, capacity: int) -> Iterator[tuple[int, int]]:
-    """Yield the buffers that first fit places within a capacity, and their offsets; the others are passed over."""
-    lower, upper, starts, ends = (np.zeros(len(order), np.int64) for _ in range(4))  # of what is placed
+    """Yield first fit's buffers and offsets within a capacity.
+
+    Buffers that do not fit are left out.
+    """
+    lower, upper, starts, ends = (np.zeros(len(order), np.int64) for _ in range(4))  # of placed buffers
     count = 0
     for buffer in order.tolist():
         first, last, size = instance.lower[buffer], instance.upper[buffer], int(instance.sizes[buffer])
-        beside = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
-        offset = lowest_gap(starts[beside], ends[beside], size)
+        overlapping = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
+        offset = lowest_gap(starts[overlapping], ends[overlapping], size)
         if offset + size <= capacity:
             lower[count], upper[count], starts[count], ends[count] = first, last, offset, offset + size
             count += 1

@@ -1,4 +1,7 @@
-"""CP-SAT on banks: which buffer lies in which, bounded by loads alone, or with offsets as rectangles."""
+"""CP-SAT models of banks: bounds by loads, or offsets as rectangles.
+
+Both choose a bank for each buffer.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,18 @@ Ints = NDArray[np.int64]
 def bank_times_bound(
     instance: Instance, capacities: Sequence[int], costs: Sequence[Sequence[int]], limits: Limits
 ) -> tuple[Status, int | None]:
-    """Bound the time of any choice of banks: at each moment, what lies in a bank sums up to at most its size.
+    """Bound the time of any choice of banks.
+
+    At each moment the buffers in a bank sum up to at most its size.
 
     Args:
         instance: the buffers.
-        capacities: [banks] in units.
-        costs: [buffers][banks] time that a buffer takes there.
-        limits: where the search stops; work is the solver's deterministic time.
+        capacities: [banks] size in units.
+        costs: [buffers][banks] time of a buffer in a bank.
+        limits: limits of the search; work is the solver's deterministic time.
 
     Returns:
-        Infeasible where no choice exists, and the bound; None without one.
+        The status, infeasible without any choice, and the bound; None without a bound.
     """
     model, chosen = _choices(instance, capacities, costs)
     for section in range(instance.sections):
@@ -48,17 +53,17 @@ def solved_in_banks(
     limits: Limits,
     known: tuple[Ints, Ints] | None,
 ) -> tuple[Status, tuple[Ints, Ints] | None, int | None]:
-    """Choose banks and offsets together; arguments as of `bank_times_bound`.
+    """Choose banks and offsets together.
 
     Args:
         instance: the buffers.
-        capacities: [banks] in units.
-        costs: [buffers][banks] time that a buffer takes there.
-        limits: where the search stops.
-        known: [buffers] banks and offsets of a placement to begin with; None without any.
+        capacities: [banks] size in units.
+        costs: [buffers][banks] time of a buffer in a bank.
+        limits: limits of the search.
+        known: [buffers] banks and offsets of a placement to begin with, or None.
 
     Returns:
-        The status, [buffers] banks and offsets, and the bound; None for what was not found.
+        The status, [buffers] banks and offsets, and the bound; None for a missing result.
     """
     model, chosen = _choices(instance, capacities, costs)
     offsets = [model.new_int_var(0, max(capacities) - size, "") for size in instance.sizes.tolist()]
@@ -79,14 +84,14 @@ def solved_in_banks(
     if outcome.values is None:
         return outcome.status, None, outcome.bound
     banks = [[outcome.values[choice.index] for choice in choices].index(1) for choices in chosen]
-    found = np.array(banks, np.int64), np.array([outcome.values[each.index] for each in offsets], np.int64)
-    return outcome.status, found, outcome.bound
+    placement = np.array(banks, np.int64), np.array([outcome.values[each.index] for each in offsets], np.int64)
+    return outcome.status, placement, outcome.bound
 
 
 def _choices(
     instance: Instance, capacities: Sequence[int], costs: Sequence[Sequence[int]]
 ) -> tuple[CpModel, list[list[IntVar]]]:
-    """Return a model in which each buffer chooses one bank, in the least time, and the choices."""
+    """Return a model that chooses banks in the least time, and its choices."""
     model = CpModel()
     chosen = [[model.new_bool_var("") for _ in capacities] for _ in costs]
     for choices, size in zip(chosen, instance.sizes.tolist(), strict=True):

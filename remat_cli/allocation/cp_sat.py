@@ -1,4 +1,7 @@
-"""CP-SAT on the buffers as rectangles: their time is fixed, and their offsets are sought."""
+"""A CP-SAT model of buffers as rectangles.
+
+Their times are fixed, and their offsets are searched.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def solved(instance: Instance, capacity: int, limits: Limits) -> tuple[Status, N
 
     Args:
         instance: the buffers.
-        capacity: in units.
-        limits: where the search stops; work is the solver's deterministic time.
+        capacity: size of the arena, in units.
+        limits: limits of the search; work is the solver's deterministic time.
 
     Returns:
         Feasible with the [buffers] offsets in units, infeasible on the solver's word, or unknown.

@@ -1,4 +1,7 @@
-"""Exact search: buffers are placed one by one from the ground up until offsets are found, or proven not to exist."""
+"""Exact search for offsets, or for the proof that none exist.
+
+Buffers are placed one by one from the ground up.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from remat_cli.allocation.exact_kernel import Ints, Neighbours, State
 from remat_cli.allocation.instance import Instance
 from remat_cli.compiled import can_compile
 
-# Overlapping pairs of buffers up to which a search is made: its arrays have as many entries.
+# Largest number of overlapping pairs of buffers for a search: its arrays have as many entries.
 MOST_OVERLAPS = 2_000_000
-# Work of a step for each buffer, about the seconds of a usual core; plain Python takes longer.
+# Work of a step for each buffer, about seconds of a usual core; plain Python takes longer.
 _WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
 # Steps between two looks at the clock, and steps times buffers.
 _STEPS_AT_ONCE, _BUFFERS_AT_ONCE = 50_000, 10_000_000
-# Steps of a turn, for each buffer, at least; searches in a turn of those that begin anew.
+# Least steps of a turn for each buffer; new searches in a turn.
 _LEAST_STEPS, _RESTARTS = 2, 16
 _WAYS = (kernel.BY_OFFSET, kernel.LOWEST, kernel.FEWEST)
-# Standard deviation of the ranks of a shuffled order: of their logarithms, and as a share of the buffers.
+# Standard deviations for shuffling ranks: of their logarithms, and as a share of the buffers.
 _STRETCH, _SHIFT = 0.3, 0.03
 
 
@@ -29,9 +32,9 @@ class ExactSearch:
     """One resumable search for offsets within a capacity.
 
     Attributes:
-        is_over: the search has ended: nothing is left to try.
-        is_proof: every arrangement was ruled out: without offsets, none exist.
-        offsets: [buffers] in units; None without any.
+        is_over: the search has ended.
+        is_proof: every arrangement is ruled out: no offsets exist.
+        offsets: [buffers] offsets in units; None without a result.
         steps: number of buffers placed so far.
     """
 
@@ -42,11 +45,11 @@ class ExactSearch:
 
         Args:
             instance: the buffers.
-            capacity: in units; no buffer is larger.
-            order: [buffers] which buffer goes first where several may begin at one offset.
+            capacity: size of the arena, in units; no buffer is larger.
+            order: [buffers] order of buffers that may begin at the same offset.
             near: `neighbours` of the instance.
-            way: place buffers by ascending offset; or fill the lowest section first, or the one that the fewest
-                buffers can fill, and leave room empty ever more often from pass to pass.
+            way: place buffers by ascending offset; or fill the lowest section first, or the place that the fewest
+                buffers can fill. The last two leave more room empty in each pass.
         """
         self.offsets: Ints | None = None
         self.steps = 0
@@ -58,9 +61,9 @@ class ExactSearch:
         self._state = self._first_state()
 
     def go_on(self, steps: int) -> None:
-        """Place at most so many buffers more."""
-        end, made = kernel.go_on(self._near, self._state, self._capacity, steps)
-        self.steps += made
+        """Place at most a number of buffers."""
+        end, taken = kernel.go_on(self._near, self._state, self._capacity, steps)
+        self.steps += taken
         if end == kernel.FOUND:
             self.is_over, self.offsets = True, self._state.buffers[kernel.OFFSET].copy()
         elif end == kernel.LOST:
@@ -78,20 +81,22 @@ class ExactSearch:
 
 
 class ExactSearches:
-    """Searches in several ways and orders, by turns: some go on where they were left, others begin in a shuffled order.
+    """Exact searches in several ways and orders, which take turns.
+
+    Some are resumed, others begin with a shuffled order.
 
     Attributes:
-        is_proof: one of the searches ruled out every arrangement.
-        offsets: [buffers] in units; None without any.
+        is_proof: one of the searches has ruled out every arrangement.
+        offsets: [buffers] offsets in units; None without a result.
     """
 
     def __init__(self, instance: Instance, capacity: int, seed: int = 0) -> None:
-        """Prepare.
+        """Prepare the searches.
 
         Args:
             instance: the buffers, with at most `MOST_OVERLAPS` overlapping pairs.
-            capacity: in units; no buffer is larger.
-            seed: of the shuffled orders.
+            capacity: size of the arena, in units; no buffer is larger.
+            seed: seed of the shuffled orders.
         """
         self.offsets: Ints | None = None
         self.is_proof = False
@@ -104,11 +109,14 @@ class ExactSearches:
 
     @property
     def is_over(self) -> bool:
-        """Whether offsets were found, or proven not to exist."""
+        """Whether offsets are found, or proven not to exist."""
         return self.is_proof or self.offsets is not None
 
     def go_on(self, work: float, is_over: Callable[[], bool]) -> None:
-        """Search on with so much work: half of it in the resumed searches, half in new ones."""
+        """Search on with an amount of work.
+
+        Resumed searches get half of it, new searches the other half.
+        """
         count = len(self._instance)
         left = max(1, int(work / (_WORK_OF_BUFFER * count)))
         steps = max(_LEAST_STEPS * count, left // (2 * len(self._kinds)))
@@ -122,7 +130,7 @@ class ExactSearches:
             self._turn += 1
 
     def _run(self, search: ExactSearch, steps: int, is_over: Callable[[], bool]) -> int:
-        """Let one search make so many steps; return how many it made."""
+        """Let a search take at most `steps` steps; return the number taken."""
         before = search.steps
         at_once = max(1, min(_STEPS_AT_ONCE, _BUFFERS_AT_ONCE // len(self._instance)))
         while search.steps < before + steps and not search.is_over and not is_over():
@@ -134,9 +142,9 @@ class ExactSearches:
         return ExactSearch(self._instance, self._capacity, order, self._near, way)
 
     def _restarts(self, kind: int, steps: int) -> Iterator[tuple[ExactSearch, int]]:
-        """Yield searches in shuffled orders, and the steps of each.
+        """Yield searches in shuffled orders, each with its number of steps.
 
-        Where the fewest come first, a search ends at once or hardly ever: many short ones share the steps.
+        A search that fills the place of the fewest buffers ends soon or hardly ever: many short ones share the steps.
         """
         order, way = self._kinds[kind]
         count = len(order)
@@ -150,7 +158,7 @@ class ExactSearches:
 
 
 def neighbours(instance: Instance) -> Neighbours:
-    """Return which buffers share sections."""
+    """Return the pairs of buffers that share sections."""
     overlaps = instance.overlaps.copy()
     np.fill_diagonal(overlaps, False)
     members = instance.members.T
@@ -160,14 +168,19 @@ def neighbours(instance: Instance) -> Neighbours:
 
 
 def count_overlaps(instance: Instance) -> int:
-    """Return the number of ordered pairs of buffers that share a section; takes no time quadratic in them."""
+    """Return the number of ordered pairs of buffers that share a section.
+
+    The time is not quadratic in the buffers.
+    """
     begun = np.searchsorted(np.sort(instance.lower), instance.upper, side="left")
     ended = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
     return int((begun - ended - 1).sum())
 
 
 def orders(instance: Instance) -> Iterator[Ints]:
-    """Yield [buffers] orders in which to try buffers: long, large, or in tight sections first.
+    """Yield [buffers] orders of trying buffers.
+
+    First come long buffers, large ones, or those in tight sections.
 
     Lengths are counted in moments, as MiniMalloc counts them, and in sections.
     """
@@ -184,7 +197,10 @@ def _starts(counts: Ints) -> Ints:
 
 
 def _twins(instance: Instance, order: Ints) -> Ints:
-    """Return [buffers] for each the next earlier one in the order of the same life and size; -1 for none."""
+    """Return for each buffer the previous one of the same life and size.
+
+    The result is [buffers]; -1 for none.
+    """
     last: dict[tuple[int, int, int], int] = {}
     twins = np.full(len(order), -1, np.int64)
     for buffer in order.tolist():

@@ -1,13 +1,12 @@
-"""Depth-first search of offsets over flat arrays of whole numbers, for a compiler.
+"""Depth-first search of offsets in integer arrays, for a compiler.
 
-Each step places one buffer at the lowest offset that the placed ones leave it. Offsets never fall from step to step,
-and equal ones follow an order given beforehand: each arrangement is reached once. Or a step fills a corner: it puts a
-buffer on the floor of a section, or leaves room empty there. That is the lowest section, or of all edges of floors
-between higher ones the one that the fewest buffers can fill. Of equal buffers the first one is placed first.
-Where the buffers that are left fall into groups that share no section, each group is searched alone: if one has no
-solution, the others' other solutions are not tried.
-
-Source: Moffitt, MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
+The search has three ways. In one, each step places a buffer at the lowest offset above placed buffers. Offsets never
+fall from step to step, and equal offsets follow a given order: each arrangement is reached once. In the others, a step
+fills a corner: it puts a buffer on the floor of a section, or leaves room empty there. The corner is the lowest
+section, or of all edges of floors between higher floors the one that the fewest buffers can fill. Of equal buffers the
+first is placed first. If the remaining buffers fall into groups without shared sections, each group is searched alone:
+if one group has no solution, other solutions of the others are not tried. Source: Moffitt, MiniMalloc: A Lightweight
+Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FOUND, NONE, GOES_ON, LOST = range(4)
 RAISE = -2
 # Ways to search: by ascending offset, or by corners: the lowest one, or the one that the fewest buffers can fill.
 BY_OFFSET, LOWEST, FEWEST = range(3)
-# Rows of the tables of buffers, sections, frames, and what is noted to be undone; single values.
+# Rows of the tables of buffers, sections, frames and undo lists; places of single values.
 LOWER, UPPER, SIZE, RANK, TWIN, OFFSET, LEAST = range(7)
 FLOOR, LOAD, CROSSING, STAMP = range(4)
 START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED_RANK = range(11)
@@ -37,12 +36,12 @@ DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, WAY, MOST_SKIPS, HAS_LEFT_OUT
 
 
 class Neighbours(NamedTuple):
-    """Who shares sections with whom.
+    """Pairs of buffers that share sections, and members of sections.
 
     Attributes:
-        start: [N + 1] where in `other` those of each buffer start.
+        start: [N + 1] start of each buffer's part of `other`.
         other: buffers that share a section with a buffer.
-        member_start: [S + 1] where in `member` those of each section start.
+        member_start: [S + 1] start of each section's part of `member`.
         member: buffers that are needed in a section.
     """
 
@@ -53,24 +52,24 @@ class Neighbours(NamedTuple):
 
 
 class State(NamedTuple):
-    """A search that can be left and gone on with.
+    """The state of a resumable search.
 
     Attributes:
-        values: depth, lengths of the two lists and of the waiting groups, whether the frame was entered, stamps used,
-            the way to search, how many corners of them may stay empty, whether more could have.
-        buffers: [7, N] first section, the one after the last, size, rank in the order, the next earlier one of the same
-            life and size, offset (-1: not placed), and the least offset that the placed ones leave.
-        sections: [4, S + 1] floor below which nothing is left to fill, load of what is not placed, how many buffers
-            not placed cross into the section from the one before, a stamp.
+        values: depth, lengths of the two undo lists, number of waiting groups, whether the frame is entered, number of
+            stamps used, the way to search, how many corners may stay empty, whether this limit was met.
+        buffers: [7, N] first section, the one after the last, size, rank in the order, the previous buffer of the same
+            life and size, offset (-1: not placed), and the least offset above placed buffers.
+        sections: [4, S + 1] floor below which nothing is left to fill, load of waiting buffers, number of waiting
+            buffers that cross from the previous section, a stamp.
         order: [N] the buffers; those of a group stand together.
-        frames: [16, D] of each step: its group in `order`, its sections, the step to return to where it fails, the
+        frames: [16, D] of each step: its group in `order`, its sections, the step to return to if this step fails, the
             next waiting group (-1 for none), the buffer chosen, offset and rank of the step before, offset and rank
-            tried last, the offset that is too high to begin at, the lengths of the lists before it, the section that
-            is filled, and how many corners stayed empty.
-        leasts: [2, L] buffers, and their least offsets before a step changed them.
-        floors: [2, L] the same of sections' floors.
-        groups: [6, N + 1] groups that wait: as in frames, to `WAITING`.
-        sorted: [2, N] offsets and sizes of what is left in one section: scratch.
+            tried last, the first offset too high to begin at, the earlier lengths of the undo lists, the section to
+            fill, and the number of empty corners.
+        leasts: [2, L] undo list: buffers, and their least offsets before a step.
+        floors: [2, L] undo list: sections, and their floors before a step.
+        groups: [6, N + 1] waiting groups: the first rows of frames, to `WAITING`.
+        sorted: [2, N] scratch: offsets and sizes of waiting buffers in one section.
     """
 
     values: Ints
@@ -86,28 +85,34 @@ class State(NamedTuple):
 
 @compiled
 def go_on(near: Neighbours, s: State, capacity: int, steps: int) -> tuple[int, int]:
-    """Search on until offsets are found, there are none, or so many steps were made; return which, and the steps."""
-    made = 0
+    """Search on until an end, or for a number of steps.
+
+    Return the end (offsets found, none exist, or steps used up), and the number of steps.
+    """
+    taken = 0
     while True:
         depth = s.values[DEPTH]
         if not s.values[IS_ENTERED]:
             if s.frames[START, depth] == s.frames[STOP, depth]:
                 if not _next_group(s, depth):
-                    return FOUND, made
+                    return FOUND, taken
                 continue
             _enter(near, s, depth, capacity)
-        if made >= steps:
-            return GOES_ON, made
+        if taken >= steps:
+            return GOES_ON, taken
         if depth + 3 >= s.frames.shape[1]:
-            return LOST, made
-        made += 1
+            return LOST, taken
+        taken += 1
         if not _step(near, s, depth, capacity):
-            return NONE, made
+            return NONE, taken
 
 
 @compiled
 def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
-    """Place the next buffer, or leave a corner empty, or go back where neither is left; False: nothing is left."""
+    """Place the next buffer, leave a corner empty, or go back.
+
+    False means that nothing is left to try.
+    """
     buffer = _next(s, depth) if s.values[WAY] == BY_OFFSET else _next_at_corner(near, s, depth)
     if buffer == -1:
         back = s.frames[BACK, depth]
@@ -141,7 +146,10 @@ def _enter(near: Neighbours, s: State, depth: int, capacity: int) -> None:
 
 @compiled
 def _enter_group(s: State, depth: int) -> None:
-    """Set the ceiling: offsets from the least height on at which a buffer could end leave room below for that one."""
+    """Set the ceiling of offsets in a step.
+
+    From the least height at which a buffer could end, offsets leave room below for that buffer.
+    """
     ceiling = NOWHERE
     for at in range(s.frames[START, depth], s.frames[STOP, depth]):
         buffer = s.order[at]
@@ -152,7 +160,10 @@ def _enter_group(s: State, depth: int) -> None:
 
 @compiled
 def _next(s: State, depth: int) -> int:
-    """Return the buffer to try next, by least offset and then by rank; -1 for none."""
+    """Return the next buffer to try, by least offset, then rank.
+
+    -1 means none.
+    """
     tried, tried_rank = s.frames[TRIED, depth], s.frames[TRIED_RANK, depth]
     best, least, least_rank = -1, s.frames[CEILING, depth], -1
     for at in range(s.frames[START, depth], s.frames[STOP, depth]):
@@ -165,7 +176,7 @@ def _next(s: State, depth: int) -> int:
                 best, least, least_rank = at, offset, rank
     if best < 0:
         return -1
-    # The chosen one stands first in its group.
+    # The chosen buffer stands first in its group.
     first = s.frames[START, depth]
     buffer = s.order[best]
     s.order[best] = s.order[first]
@@ -177,14 +188,17 @@ def _next(s: State, depth: int) -> int:
 
 @compiled
 def _is_first_twin(s: State, buffer: int) -> bool:
-    """Tell whether every buffer of the same life and size that comes earlier in the order is placed."""
+    """Return whether all earlier buffers of the same life and size are placed."""
     twin = s.buffers[TWIN, buffer]
     return bool(twin < 0 or s.buffers[OFFSET, twin] >= 0)
 
 
 @compiled
 def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -> bool:
-    """Place a buffer at its least offset; tell whether the others may still fit."""
+    """Place a buffer at its least offset.
+
+    Return whether the others may still fit.
+    """
     offset = s.buffers[LEAST, buffer]
     top = offset + s.buffers[SIZE, buffer]
     s.frames[OLD_LEAST, depth], s.frames[OLD_FLOOR, depth] = s.values[LEASTS], s.values[FLOORS]
@@ -210,7 +224,10 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
 
 @compiled
 def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int, capacity: int, stamp: int) -> bool:
-    """Raise floors to where the next buffer can begin; tell whether loads still fit above them."""
+    """Raise floors to the least offsets of waiting buffers.
+
+    Return whether loads still fit above the floors.
+    """
     for section in range(s.frames[FIRST, depth], s.frames[LAST, depth]):
         load = s.sections[LOAD, section]
         if load > 0:
@@ -230,7 +247,10 @@ def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int,
 
 @compiled
 def _least_above(near: Neighbours, s: State, section: int, top: int, capacity: int) -> int:
-    """Return the least offset of what is not placed in a section; -1 where what begins above a top cannot fit."""
+    """Return the least offset of waiting buffers in a section.
+
+    -1 if the buffers that begin above `top` cannot fit.
+    """
     least, above = NOWHERE, 0
     for at in range(near.member_start[section], near.member_start[section + 1]):
         other = near.member[at]
@@ -243,9 +263,11 @@ def _least_above(near: Neighbours, s: State, section: int, top: int, capacity: i
 
 @compiled
 def _least_left(near: Neighbours, s: State, section: int, offset: int, capacity: int) -> int:
-    """Return the least offset of what is not placed in a section; -1 where that cannot fit.
+    """Return the least offset of waiting buffers that may fit in a section.
 
-    From any offset upwards there has to be room for all that cannot begin below.
+    -1 if they cannot fit.
+
+    Above any offset there must be room for all buffers that cannot begin below.
     """
     count = 0
     for at in range(near.member_start[section], near.member_start[section + 1]):
@@ -269,7 +291,7 @@ def _least_left(near: Neighbours, s: State, section: int, offset: int, capacity:
 
 @compiled
 def _raise_floor(s: State, section: int, floor: int) -> None:
-    """Set a section's floor, and note what it was."""
+    """Set a section's floor, and note the earlier value."""
     noted = s.values[FLOORS]
     s.floors[OF, noted], s.floors[VALUE, noted] = section, s.sections[FLOOR, section]
     s.values[FLOORS] += 1
@@ -278,7 +300,7 @@ def _raise_floor(s: State, section: int, floor: int) -> None:
 
 @compiled
 def _raise_least(s: State, buffer: int, least: int) -> None:
-    """Set a buffer's least offset, and note what it was."""
+    """Set a buffer's least offset, and note the earlier value."""
     noted = s.values[LEASTS]
     s.leasts[OF, noted], s.leasts[VALUE, noted] = buffer, s.buffers[LEAST, buffer]
     s.values[LEASTS] += 1
@@ -287,7 +309,7 @@ def _raise_least(s: State, buffer: int, least: int) -> None:
 
 @compiled
 def _undo(s: State, depth: int) -> None:
-    """Take back the placement of a step and of all that came after it."""
+    """Undo the placement of a step, and later changes."""
     while s.values[FLOORS] > s.frames[OLD_FLOOR, depth]:
         s.values[FLOORS] -= 1
         s.sections[FLOOR, s.floors[OF, s.values[FLOORS]]] = s.floors[VALUE, s.values[FLOORS]]
@@ -307,7 +329,10 @@ def _undo(s: State, depth: int) -> None:
 
 @compiled
 def _descend(s: State, depth: int) -> None:
-    """Go on with what is left of a step's group; where it has fallen apart, with its first part."""
+    """Go on with the remaining group of a step.
+
+    If the group has fallen apart, its first part comes next.
+    """
     buffer = s.frames[CHOSEN, depth]
     start, stop = s.frames[START, depth] + 1, s.frames[STOP, depth]
     first, last = s.frames[FIRST, depth], s.frames[LAST, depth]
@@ -328,7 +353,7 @@ def _descend(s: State, depth: int) -> None:
 
 @compiled
 def _descend_empty(s: State, depth: int) -> None:
-    """Go on with the same group, one corner of which stays empty."""
+    """Go on with the same group and one corner left empty."""
     start, stop = s.frames[START, depth], s.frames[STOP, depth]
     _frame(
         s, depth + 1, start, stop, s.frames[FIRST, depth], s.frames[LAST, depth], depth, s.frames[WAITING, depth], depth
@@ -338,7 +363,7 @@ def _descend_empty(s: State, depth: int) -> None:
 
 @compiled
 def _wait(s: State, depth: int, start: int, stop: int, first: int, last: int, waiting: int) -> int:
-    """Let a group wait until the ones before it are placed; return its number."""
+    """Put a group on the waiting list; return its number."""
     number = s.values[GROUPS]
     s.groups[START, number], s.groups[STOP, number] = start, stop
     s.groups[FIRST, number], s.groups[LAST, number] = first, last
@@ -349,7 +374,10 @@ def _wait(s: State, depth: int, start: int, stop: int, first: int, last: int, wa
 
 @compiled
 def _parted(s: State, start: int, stop: int, section: int) -> int:
-    """Sort a group: those that end up to a section first; return where the others begin."""
+    """Sort a group by a section; return the start of the second part.
+
+    The first part has the buffers that end up to the section.
+    """
     while start < stop:
         buffer = s.order[start]
         if s.buffers[LOWER, buffer] < section:
@@ -363,7 +391,7 @@ def _parted(s: State, start: int, stop: int, section: int) -> int:
 
 @compiled
 def _next_group(s: State, depth: int) -> bool:
-    """Take up the next group that waits; tell whether there is one."""
+    """Begin the next waiting group; return whether there was any."""
     number = s.frames[WAITING, depth]
     if number < 0:
         return False
@@ -378,7 +406,10 @@ def _next_group(s: State, depth: int) -> bool:
 def _frame(
     s: State, depth: int, start: int, stop: int, first: int, last: int, back: int, waiting: int, before: int
 ) -> None:
-    """Begin a step for a group; failing, it returns to step `back`. Offsets go on from those of step `before`."""
+    """Begin a step for a group.
+
+    If the step fails, the search returns to step `back`. Offsets go on from those of step `before`.
+    """
     frames = s.frames[:, depth]
     frames[START], frames[STOP], frames[FIRST], frames[LAST] = start, stop, first, last
     frames[BACK], frames[WAITING] = back, waiting
@@ -389,7 +420,10 @@ def _frame(
 
 @compiled
 def _enter_corner(s: State, depth: int) -> None:
-    """Choose the section to fill next: one of the lowest floor, with the least slack."""
+    """Choose the section to fill next.
+
+    It has the lowest floor, and of these the least slack.
+    """
     floor, best, load = NOWHERE, -1, 0
     for section in range(s.frames[FIRST, depth], s.frames[LAST, depth]):
         if s.sections[LOAD, section] > 0:
@@ -439,7 +473,10 @@ def _count_choices(near: Neighbours, s: State, section: int, floor: int, capacit
 
 @compiled
 def _next_at_corner(near: Neighbours, s: State, depth: int) -> int:
-    """Return the buffer to try next on the floor of the corner; RAISE to leave it empty, -1 for none."""
+    """Return the next buffer to try on the corner's floor.
+
+    RAISE means to leave the floor empty, -1 means none.
+    """
     corner = s.frames[CORNER, depth]
     floor, tried = s.sections[FLOOR, corner], s.frames[TRIED_RANK, depth]
     if tried == NOWHERE:
@@ -464,7 +501,10 @@ def _next_at_corner(near: Neighbours, s: State, depth: int) -> int:
 
 @compiled
 def _raise(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
-    """Leave the floor of the corner empty: raise it to where the next buffer can begin."""
+    """Leave the corner's floor empty.
+
+    The floor rises to the least offset of the next buffer.
+    """
     corner = s.frames[CORNER, depth]
     floor = s.sections[FLOOR, corner]
     s.frames[OLD_LEAST, depth], s.frames[OLD_FLOOR, depth] = s.values[LEASTS], s.values[FLOORS]
@@ -495,13 +535,16 @@ def _raise(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
 
 @compiled
 def _least_rest(near: Neighbours, s: State, corner: int, floor: int) -> int:
-    """Return the least height at which one that fits on the corner's floor can lie on what is not placed yet."""
+    """Return the least top on which a buffer of the corner could lie.
+
+    The buffer fits on the corner's floor; the tops are those of waiting buffers outside of the corner.
+    """
     least = NOWHERE
     for at in range(near.member_start[corner], near.member_start[corner + 1]):
         buffer = near.member[at]
         if s.buffers[OFFSET, buffer] < 0 and s.buffers[LEAST, buffer] == floor:
-            for beside in range(near.start[buffer], near.start[buffer + 1]):
-                other = near.other[beside]
+            for place in range(near.start[buffer], near.start[buffer + 1]):
+                other = near.other[place]
                 is_outside = corner < s.buffers[LOWER, other] or s.buffers[UPPER, other] <= corner
                 if is_outside and s.buffers[OFFSET, other] < 0:
                     least = min(least, s.buffers[LEAST, other] + s.buffers[SIZE, other])

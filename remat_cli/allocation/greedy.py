@@ -1,4 +1,7 @@
-"""Greedy allocations: buffers in several orders, each at the lowest offset that is free."""
+"""Greedy allocations: each buffer at its lowest free offset.
+
+Buffers are placed in several orders.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from remat_cli.allocation.instance import Instance
 
 Ints = NDArray[np.int64]
 
-# Above so many buffers, gaps below others are not looked at: that takes time quadratic in the buffers.
+# Above so many buffers, gaps below others are not used: this takes time quadratic in the buffers.
 MOST_WITH_GAPS = 20_000
 
 
 def greedy_offsets(instance: Instance) -> Iterator[Ints]:
-    """Yield the [buffers] offsets, in units, of each way of placing them."""
+    """Yield the [buffers] offsets, in units, of each greedy method."""
     if len(instance) > MOST_WITH_GAPS:
         yield from _in_time(instance)
         yield from (stacked(instance, order) for order in orders(instance))
@@ -33,12 +36,18 @@ def _in_time(instance: Instance) -> Iterator[Ints]:
 
 
 def largest_first(instance: Instance) -> Ints:
-    """Return the order of TensorFlow Lite Micro's greedy planner: by size, then by length of life."""
+    """Return the order of TensorFlow Lite Micro's greedy planner.
+
+    The order is by size, then by length of life.
+    """
     return np.lexsort((instance.lower - instance.upper, -instance.sizes))
 
 
 def orders(instance: Instance) -> Iterator[Ints]:
-    """Yield [buffers] orders in which to place buffers: what usually ends lowest comes first."""
+    """Yield [buffers] orders of placing buffers.
+
+    The order comes first that usually gives the smallest arena.
+    """
     lengths = instance.upper - instance.lower
     yield np.lexsort((instance.lower, -instance.sizes, -lengths))
     yield largest_first(instance)
@@ -47,30 +56,33 @@ def orders(instance: Instance) -> Iterator[Ints]:
 
 
 def first_fit(instance: Instance, order: Ints) -> Ints:
-    """Return the [buffers] offsets that come of placing each buffer in the lowest gap that is wide enough."""
+    """Return the [buffers] offsets of first fit: the lowest wide gap."""
     offsets = np.zeros(len(instance), np.int64)
-    lower, upper, starts, ends = (np.zeros(len(instance), np.int64) for _ in range(4))  # of what is placed
+    lower, upper, starts, ends = (np.zeros(len(instance), np.int64) for _ in range(4))  # of placed buffers
     for count, buffer in enumerate(order.tolist()):
         first, last = instance.lower[buffer], instance.upper[buffer]
-        beside = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
+        overlapping = np.flatnonzero((lower[:count] < last) & (first < upper[:count]))
         size = instance.sizes[buffer]
-        offset = lowest_gap(starts[beside], ends[beside], int(size))
+        offset = lowest_gap(starts[overlapping], ends[overlapping], int(size))
         lower[count], upper[count], starts[count], ends[count] = first, last, offset, offset + size
         offsets[buffer] = offset
     return offsets
 
 
 def lowest_gap(starts: Ints, ends: Ints, size: int) -> int:
-    """Return the lowest offset with so much room between placed buffers, or above them."""
+    """Return the lowest offset with room between or above buffers."""
     order = np.argsort(starts, kind="stable")
-    # The ground, and the highest end of what begins no higher.
+    # The ground, and the highest end of buffers that begin no higher.
     tops = np.concatenate(([0], np.maximum.accumulate(ends[order])))
     wide = np.flatnonzero(starts[order] - tops[:-1] >= size)
     return int(tops[wide[0]] if len(wide) else tops[-1])
 
 
 def stacked(instance: Instance, order: Ints) -> Ints:
-    """Return the [buffers] offsets that come of placing each buffer above all that is placed in its sections."""
+    """Return the [buffers] offsets of stacking without gaps.
+
+    Each buffer is placed above all placed buffers of its sections.
+    """
     offsets = np.zeros(len(instance), np.int64)
     floors = np.zeros(instance.sections, np.int64)
     for buffer in order.tolist():
@@ -82,13 +94,13 @@ def stacked(instance: Instance, order: Ints) -> Ints:
 
 
 def best_fit(instance: Instance) -> Ints:
-    """Return the [buffers] offsets that come of placing each buffer, as time goes by, in the smallest gap for it.
+    """Return the [buffers] offsets of best fit: the smallest gap.
 
-    As an allocator does that is asked for one after the other: takes time near linear in the buffers.
+    Buffers are placed as time goes by, as an allocator places them. The time is nearly linear in the buffers.
     """
     offsets = np.zeros(len(instance), np.int64)
     sizes, uppers = instance.sizes.tolist(), instance.upper.tolist()
-    gaps, placed = _Gaps(), list[tuple[int, int]]()  # of what is placed: when it is needed no more, and which it is
+    gaps, placed = _Gaps(), list[tuple[int, int]]()  # of placed buffers: the end of their life, and their number
     for buffer in np.lexsort((-instance.sizes, -instance.upper, instance.lower)).tolist():
         while placed and placed[0][0] <= instance.lower[buffer]:
             _, ended = heappop(placed)
@@ -99,7 +111,7 @@ def best_fit(instance: Instance) -> Ints:
 
 
 class _Gaps:
-    """The free room of an arena that grows as it must."""
+    """The free gaps of an arena that grows on demand."""
 
     def __init__(self) -> None:
         self._top = 0
@@ -108,7 +120,7 @@ class _Gaps:
         self._start: dict[int, int] = {}  # by end
 
     def take(self, size: int) -> int:
-        """Return the start of so much room: in the smallest gap that has it, else at the top."""
+        """Return the start of room in the smallest wide gap, or at the top."""
         index = bisect_left(self._by_length, (size, 0))
         if index < len(self._by_length):
             length, start = self._by_length[index]
@@ -123,7 +135,7 @@ class _Gaps:
         return start
 
     def give_back(self, start: int, size: int) -> None:
-        """Make room free again, in one with the gaps beside it."""
+        """Free room, and merge it with adjacent gaps."""
         end = start + size
         if end in self._end:
             end = self._remove(end)
@@ -137,7 +149,7 @@ class _Gaps:
         insort(self._by_length, (end - start, start))
 
     def _remove(self, start: int) -> int:
-        """Take a gap off the list; return where it ended."""
+        """Remove a gap from the list; return its end."""
         end = self._end.pop(start)
         del self._start[end]
         del self._by_length[bisect_left(self._by_length, (end - start, start))]

@@ -1,4 +1,7 @@
-"""Buffers as arrays: sizes in units, and the sections of time in which the same ones are needed."""
+"""Buffers as arrays: sizes in units, times in sections.
+
+A section is a span of time in which the same buffers are needed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """Buffers whose time is counted in sections, and whose sizes are counted in units.
+    """Buffers with times in sections and sizes in units.
 
     Attributes:
-        sizes: [buffers] in units.
-        lower: [buffers] the first section in which each is needed.
-        upper: [buffers] the first one after it in which it is not.
-        durations: [buffers] moments for which each is needed.
-        sections: how many there are.
+        sizes: [buffers] size in units.
+        lower: [buffers] first section of each buffer.
+        upper: [buffers] first section after each buffer.
+        durations: [buffers] number of moments of each buffer.
+        sections: number of sections.
     """
 
     sizes: Ints
@@ -37,18 +40,18 @@ class Instance:
     def of(cls, buffers: Sequence[Buffer], unit: int) -> Instance:
         """Number the sections of buffers.
 
-        A section begins where a buffer begins after another one has ended: what is needed at any moment is needed
-        together in some section.
+        A section begins where a buffer begins after another has ended. All buffers that are needed at a moment share a
+        section.
 
         Args:
             buffers: at least one.
-            unit: bytes; sizes are rounded up to it.
+            unit: bytes of a unit; sizes are rounded up.
         """
         lower = np.array([buffer.lower for buffer in buffers], np.int64)
         upper = np.array([buffer.upper for buffer in buffers], np.int64)
         sizes = np.array([-(-buffer.size // unit) for buffer in buffers], np.int64)
         starts, ends = np.unique(lower), np.unique(upper)
-        # Of the starts between two ends the last has all that lives at the others.
+        # Of the starts between two ends, the last has all buffers that live at the others.
         last = starts[np.unique(np.searchsorted(starts, ends, side="left")) - 1]
         first_section = np.searchsorted(last, lower, side="left")
         return cls(sizes, first_section, np.searchsorted(last, upper, side="left"), upper - lower, len(last))
@@ -58,7 +61,7 @@ class Instance:
 
     @cached_property
     def loads(self) -> Ints:
-        """[sections] the sizes of the buffers that are needed together."""
+        """The [sections] sums of sizes of the buffers in each section."""
         changes = np.zeros(self.sections + 1, np.int64)
         np.add.at(changes, self.lower, self.sizes)
         np.add.at(changes, self.upper, -self.sizes)
@@ -66,8 +69,8 @@ class Instance:
 
     @cached_property
     def tightest(self) -> Ints:
-        """[buffers] the largest load of the sections in which each is needed."""
-        powers = [self.loads]  # each of the largest of 1, 2, 4 ... sections, from each section on
+        """The [buffers] largest load of each buffer's sections."""
+        powers = [self.loads]  # the largest load of 1, 2, 4 ... sections, from each section on
         while 2 ** len(powers) <= self.sections:
             half = 2 ** (len(powers) - 1)
             powers.append(np.maximum(powers[-1][:-half], powers[-1][half:]))
@@ -80,31 +83,34 @@ class Instance:
 
     @property
     def load(self) -> int:
-        """The largest load of a section: no arena is smaller."""
+        """The largest load of a section, the least size of an arena."""
         return int(self.loads.max())
 
     @cached_property
     def members(self) -> Bools:
-        """[buffers, sections] whether a buffer is needed in a section."""
+        """The [buffers, sections] membership of buffers in sections."""
         sections = np.arange(self.sections)
         return (self.lower[:, None] <= sections) & (sections < self.upper[:, None])
 
     @cached_property
     def overlaps(self) -> Bools:
-        """[buffers, buffers] whether both are needed in some section; each with itself, too."""
+        """The [buffers, buffers] pairs that share a section.
+
+        Each buffer shares sections with itself.
+        """
         return (self.lower[:, None] < self.upper) & (self.lower < self.upper[:, None])
 
     def backwards(self) -> Instance:
-        """Return the same with time running backwards."""
+        """Return the instance with time running backwards."""
         lower, upper = self.sections - self.upper, self.sections - self.lower
         return Instance(self.sizes, lower, upper, self.durations, self.sections)
 
     def parts(self) -> list[Ints]:
-        """Return the buffers in groups that share no section with each other."""
+        """Return groups of buffers that share no section."""
         crossing = np.zeros(self.sections + 1, np.int64)
         np.add.at(crossing, self.lower + 1, 1)
         np.add.at(crossing, self.upper, -1)
-        # A section that no buffer enters from the one before begins a part.
+        # A part begins at a section that no buffer enters from the previous section.
         part = np.cumsum(np.cumsum(crossing)[:-1] == 0)[self.lower]
         order = np.argsort(part, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(part[order])) + 1)

@@ -1,4 +1,4 @@
-"""The buffers that a schedule needs, and the arena that offsets for them make."""
+"""The buffers that a schedule needs, and its arena."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, S
 
 @dataclass(frozen=True)
 class Needed:
-    """What a schedule needs, thing by thing.
+    """The tensors and workspaces that a schedule keeps, as buffers.
 
     Attributes:
-        things: the step that makes each, and its tensor; None stands for the workspace of that step's op.
-        buffers: of the same things. Moment 0 is the start, and step 0 runs in moment 1. What in-place steps hand on
-            is one buffer, as large as the largest that lies there.
-        traffic: [things] bytes that are written to each and read from it.
+        things: step and tensor of each; None stands for the workspace of the step's op.
+        buffers: buffers of the same things. Moment 0 is the start, and step 0 runs in moment 1. In-place steps pass one
+            buffer on, which has the size of the largest tensor in it.
+        traffic: [things] bytes written to and read from each.
     """
 
     things: tuple[tuple[int, str | None], ...]
@@ -27,12 +27,12 @@ class Needed:
     traffic: tuple[int, ...]
 
     def arena(self, offsets: Sequence[int], size: int, alignment: int) -> Arena:
-        """Return the arena in which these things lie at [things] offsets."""
+        """Return the arena of these things at [things] offsets."""
         addresses = (Address(step, name, at) for (step, name), at in zip(self.things, offsets, strict=True))
         return Arena(size, alignment, tuple(addresses))
 
     def arena_in(self, banks: Sequence[Bank], chosen: Sequence[int], offsets: Sequence[int], alignment: int) -> Arena:
-        """Return the arena in which these things lie in [things] banks, at [things] offsets."""
+        """Return the arena of these things in [things] banks, at [things] offsets."""
         tops = [0] * len(banks)
         for bank, offset, buffer in zip(chosen, offsets, self.buffers, strict=True):
             tops[bank] = max(tops[bank], offset + buffer.size)
@@ -44,7 +44,7 @@ class Needed:
 
 
 def needed_by(graph: Graph, schedule: Schedule) -> Needed:
-    """Return what a valid schedule needs; what has 0 bytes takes no memory."""
+    """Return the buffers of a valid schedule, without empty buffers."""
     growing = _Growing()
     for name in graph.inputs:
         growing.begin(AT_START, name, graph.tensors[name].bytes)
@@ -65,10 +65,10 @@ def needed_by(graph: Graph, schedule: Schedule) -> Needed:
 
 @dataclass
 class _Growing:
-    """What is needed, as far as the steps have been looked at.
+    """The buffers of a schedule while its steps are read.
 
     Attributes:
-        living: by tensor in memory, what it lies in.
+        living: storage of each tensor in memory.
     """
 
     things: list[tuple[int, str | None]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class _Growing:
     living: dict[str, _Living] = field(default_factory=dict)
 
     def run(self, graph: Graph, op: Op, step: int, is_inplace: bool) -> None:
-        """Look at a run of an op."""
+        """Count a run of an op."""
         for read in op.inputs:
             self.use(graph.tensors[read].view_of or read)
         if is_inplace and op.inplace is not None:
@@ -98,7 +98,7 @@ class _Growing:
 
     def hand_on(self, taken: str, output: str, size: int, step: int) -> None:
         storage = self.living.pop(taken)
-        # What has 0 bytes lies nowhere: there is nothing to take over.
+        # A tensor of 0 bytes lies nowhere: there is no storage to reuse.
         if not storage.most:
             storage = _Living(step, output, 0, 0, 0)
         storage.most, storage.size, storage.traffic = max(storage.most, size), size, storage.traffic + size
@@ -117,7 +117,10 @@ class _Growing:
 
 @dataclass
 class _Living:
-    """A storage in memory: who made it, under which name, its bytes now and at most, and what was moved of them."""
+    """A storage in memory.
+
+    It has the step and tensor that began it, its bytes now and at most, and its traffic.
+    """
 
     step: int
     name: str

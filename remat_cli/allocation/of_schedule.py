@@ -1,4 +1,4 @@
-"""An arena for a schedule: its buffers, offsets for them, and the addresses that these make."""
+"""An arena for a schedule: buffers, offsets, and addresses."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def arena_of(
     alignment: int = USUAL_ALIGNMENT,
     observe: Observer | None = None,
 ) -> tuple[Allocation, Arena | None]:
-    """Search an arena in which all that a schedule keeps lies apart.
+    """Search an arena for all buffers of a schedule.
 
     Args:
-        graph: what the schedule is for.
-        schedule: valid.
-        limits: where the search stops.
-        capacity: largest arena, in bytes; None: the smallest that is found.
-        alignment: offsets and the size of the arena are multiples of it.
-        observe: is told what is done.
+        graph: graph of the schedule.
+        schedule: a valid schedule.
+        limits: limits of the search.
+        capacity: largest arena, in bytes; None: the smallest found.
+        alignment: offsets and the size of the arena are multiples of this.
+        observe: is told the progress.
 
     Returns:
-        What the search came to, and the arena; None where none was found.
+        The result of the search, and the arena; None without an arena.
     """
     needed = needed_by(graph, schedule)
-    found = allocate(needed.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
-    if found.offsets is None or found.bytes is None:
-        return found, None
-    return found, needed.arena(found.offsets, found.bytes, alignment)
+    allocation = allocate(needed.buffers, limits, capacity=capacity, alignment=alignment, observe=observe)
+    if allocation.offsets is None or allocation.bytes is None:
+        return allocation, None
+    return allocation, needed.arena(allocation.offsets, allocation.bytes, alignment)
 
 
 def arena_in_banks(
@@ -52,9 +52,12 @@ def arena_in_banks(
     alignment: int = USUAL_ALIGNMENT,
     observe: Observer | None = None,
 ) -> tuple[BankAllocation, Arena | None]:
-    """Search banks and offsets in them for all that a schedule keeps; arguments and result as of `arena_of`."""
+    """Search banks and offsets for all buffers of a schedule.
+
+    Arguments and result are as for `arena_of`.
+    """
     needed = needed_by(graph, schedule)
-    found = allocate_in_banks(needed.buffers, needed.traffic, banks, limits, alignment=alignment, observe=observe)
-    if found.banks is None or found.offsets is None:
-        return found, None
-    return found, needed.arena_in(banks, found.banks, found.offsets, alignment)
+    allocation = allocate_in_banks(needed.buffers, needed.traffic, banks, limits, alignment=alignment, observe=observe)
+    if allocation.banks is None or allocation.offsets is None:
+        return allocation, None
+    return allocation, needed.arena_in(banks, allocation.banks, allocation.offsets, alignment)

@@ -1,4 +1,7 @@
-"""Offsets for buffers: a bound, greedy orders, then exact search and beams by turns, with CP-SAT beside them."""
+"""A portfolio of searches for offsets.
+
+First come a bound and greedy orders. Then exact search and beams take turns, with CP-SAT at their side.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-# States times buffers times sections up to which skylines are searched: their arrays have as many entries.
+# Largest product of states, buffers and sections for skylines: their arrays have as many entries.
 _MOST_FOR_BEAMS = 8_000_000
-# Buffers up to which CP-SAT is asked.
+# Largest number of buffers for CP-SAT.
 _MOST_FOR_SOLVER = 5_000
 _WIDEST = 256
-# Work is about the seconds of a usual core: of each search in the first round, and in the first round with a solver;
-# of the solver and of first fits for each of the others; one second in the solver's own measure; of a level of a beam,
-# and on top of that of each state, buffer and section.
+# Work is about seconds of a usual core: of each search in the first round, and in the first round with a solver; of the
+# solver and of first fits for each second of the others; one second of the solver's deterministic time; of a level of a
+# beam, and in addition of each state, buffer and section.
 _FIRST_ROUND = 0.25
 _FIRST_WITH_SOLVER = 1.0
 _OF_SOLVER = 2.0
@@ -44,27 +47,27 @@ _OF_FITS = 0.5
 _SOLVER_UNIT = 0.1
 _WORK_OF_LEVEL = 6e-4
 _WORK_OF_ENTRY = 9e-9
-# Which of the lowest sections a beam fills first.
+# Rules that choose the first of the lowest sections to fill.
 _CORNERS = ("first", "tight", "few")
-# Seconds up to which a search does not wait for first fits, or the exact search, to be compiled: a usual core takes a
-# fourth, or half, of them.
+# Time limits up to which a search does not wait for the compilation of first fits, or of the exact search. A usual core
+# takes a fourth, or half, of these seconds.
 _SECONDS_FOR_FITS, _SECONDS_FOR_EXACT = 5.0, 15.0
-# Of the heights between bound and best, those are searched first that differ by more than this share of the bound.
+# Heights between bound and best that differ by more than this share of the bound are searched first.
 _TOLERANCE = 1 / 2000
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a search for offsets came to.
+    """The result of a search for offsets.
 
     Attributes:
-        status: optimal (no arena is smaller, or none was asked for that is), feasible, infeasible (proven) or unknown.
-        offsets: [buffers] in bytes, in the order of the buffers; None without any.
-        bytes: size of the arena that they take, a multiple of the alignment; None without any.
-        bound_bytes: no arena of these buffers is smaller.
-        basis: what the bound, or that none fits, rests on.
+        status: optimal (no arena is smaller, or the arena fits the capacity), feasible, infeasible (proven) or unknown.
+        offsets: [buffers] offsets in bytes, in the order of the buffers; None without a result.
+        bytes: size of the arena, a multiple of the alignment; None without a result.
+        bound_bytes: lower bound on the size of an arena.
+        basis: basis of the bound, or of the proof that none fits.
         interrupted: the user stopped the search.
-        closest_bytes: size of the smallest arena that was found, where that is above the capacity.
+        closest_bytes: size of the smallest arena found, if above the capacity.
     """
 
     status: Status
@@ -77,12 +80,12 @@ class Allocation:
 
 
 def limits_of(seconds: float, *, cores: int = 0, observe: Observer | None = None) -> Limits:
-    """Return limits for a search that uses the time it is given.
+    """Return limits for a search that uses all its time.
 
     Args:
-        seconds: at which it ends at the latest.
-        cores: 0 for all that this process may use.
-        observe: may have enough before.
+        seconds: latest end of the search.
+        cores: number of cores; 0 for all that this process may use.
+        observe: may end the search earlier.
     """
     return Limits.of(seconds, cores=cores, observe=observe)
 
@@ -95,15 +98,17 @@ def allocate(
     alignment: int = 1,
     observe: Observer | None = None,
 ) -> Allocation:
-    """Search offsets at which buffers that are needed together lie apart.
+    """Search offsets for buffers.
+
+    Buffers that are needed at the same time do not overlap.
 
     Args:
-        buffers: what is needed when; there may be none.
-        limits: where the search stops. Limited by work alone, it finds the same on any number of cores; work is about
-            the seconds of a usual core. With more than one core a solver runs beside the beams.
-        capacity: largest arena, in bytes; None: the smallest that is found.
-        alignment: offsets and the size of the arena are multiples of it.
-        observe: is told what is done.
+        buffers: buffers with their lifetimes; may be empty.
+        limits: limits of the search. Limited by work alone, the search has the same result on any number of cores; work
+            is about the seconds of a usual core. With more than one core a solver runs in parallel to the beams.
+        capacity: largest arena, in bytes; None: the smallest found.
+        alignment: offsets and the size of the arena are multiples of this.
+        observe: is told the progress.
     """
     if not buffers:
         return Allocation(Status.OPTIMAL, (), 0, 0)
@@ -121,13 +126,13 @@ def allocate(
 
 
 class _Hunt:
-    """One search.
+    """One search for offsets.
 
     Attributes:
         best: [buffers] offsets of the lowest height so far, in units.
-        height: of them.
-        bound: no height is below it.
-        basis: what that rests on.
+        height: height of these offsets.
+        bound: lower bound on the height.
+        basis: basis of the bound.
     """
 
     def __init__(self, instance: Instance, capacity: int | None, limits: Limits, observe: Observer) -> None:
@@ -142,7 +147,7 @@ class _Hunt:
 
     @property
     def is_done(self) -> bool:
-        """Whether no better height is wanted, or there is none."""
+        """Whether a better height is unwanted or impossible."""
         if self._capacity is not None and self.bound > self._capacity:
             return True
         return self.best is not None and self.height <= max(self.bound, self._capacity or 0)
@@ -178,7 +183,10 @@ class _Hunt:
             self.bound, self.basis = bound, basis
 
     def _try(self, capacity: int, share: float) -> bool:
-        """Search offsets up to a height with a share of what may be done; tell whether the best has it then."""
+        """Search offsets up to a height with a share of the limits.
+
+        Return whether the best offsets have this height.
+        """
         if self.height <= capacity and self.best is not None:
             return True
         assert self.best is not None, "greedy orders come first"
@@ -190,14 +198,14 @@ class _Hunt:
                 continue
             self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
             before = limits.work
-            found, proof = _within(self._instance.chosen(part), capacity, limits)
+            placed, proof = _within(self._instance.chosen(part), capacity, limits)
             if before < inf:
                 self._limits.spend(before - limits.work)
             if proof is not None:
                 self._raise_bound(capacity + 1, proof)
-            if found is None:
+            if placed is None:
                 return False
-            offsets[part] = found
+            offsets[part] = placed
         self._take(offsets)
         return True
 
@@ -207,7 +215,7 @@ class _Hunt:
             self.best, self.height = offsets, height
 
     def allocation(self, unit: int, interrupted: bool) -> Allocation:
-        """Return what was found, in bytes."""
+        """Return the result in bytes."""
         bound = self.bound * unit
         closest = None if self.best is None else self.height * unit
         if self._capacity is not None and self.bound > self._capacity:
@@ -220,10 +228,12 @@ class _Hunt:
 
 
 def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, Basis | None]:
-    """Search offsets of buffers up to a height; return them, and where there are none, what proves it.
+    """Search offsets up to a height; return offsets, or a proof's basis.
 
-    The searches take turns of ever more work, each as much as the others. The solver comes later: mostly the first
-    turns are enough.
+    The basis is that of the proof that no offsets exist.
+
+    The searches take turns with equal work, which grows from turn to turn. The solver comes later: the first turns
+    mostly suffice.
     """
 
     def is_late() -> bool:
@@ -258,8 +268,11 @@ def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | N
 def _compiled_searches(
     instance: Instance, capacity: int, limits: Limits
 ) -> tuple[PromotedFits | None, ExactSearches | None]:
-    """Return the searches that numba compiles; without those that are too large, or would have to wait for it long."""
-    # Only here: greedy orders are mostly enough, and numba takes half a second to import.
+    """Return the searches that numba compiles.
+
+    Searches are left out if they are too large, or would wait long for numba.
+    """
+    # Imported here: greedy orders mostly suffice, and numba takes half a second to import.
     from remat_cli.allocation import exact, exact_kernel, promoted_fit
     from remat_cli.compiled import is_at_hand
 
@@ -273,7 +286,10 @@ def _compiled_searches(
 
 
 def compile_searches() -> bool:
-    """Have numba compile the searches and keep them for later runs; tell whether they were before."""
+    """Have numba compile the searches and keep them for later runs.
+
+    Return whether they were compiled before.
+    """
     from remat_cli.allocation import exact, exact_kernel, promoted_fit
     from remat_cli.compiled import is_at_hand
 
@@ -287,18 +303,20 @@ def compile_searches() -> bool:
 def _side_by_side(
     instance: Instance, capacity: int, limits: Limits, beams: deque[Beam]
 ) -> tuple[Ints | None, Basis | None]:
-    """Let beams and a solver do so much work: the solver in a thread of its own where there is a second core.
+    """Run beams and a solver for an amount of work.
 
-    What beams find goes before what the solver finds, whoever is first: so the number of cores and their speed make no
-    difference. The solver has one thread, as several would share what they learn by chance.
+    The solver has a thread of its own if there is a second core.
+
+    A result of beams wins over the solver's, whichever ends first: so the number and speed of cores make no difference.
+    The solver has one thread: several would exchange results by chance.
     """
     is_enough = Event()
-    beside = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
+    solver_limits = replace(limits, cores=1, has_enough=lambda: is_enough.is_set() or limits.has_enough())
     if limits.cores == 1 or not can_start_threads():
         offsets = _by_beams(instance, capacity, limits, beams)
-        return (offsets, None) if offsets is not None else _by_solver(instance, capacity, beside)
+        return (offsets, None) if offsets is not None else _by_solver(instance, capacity, solver_limits)
     with ThreadPoolExecutor(1, "allocation") as pool:
-        answer = pool.submit(_by_solver, instance, capacity, beside)
+        answer = pool.submit(_by_solver, instance, capacity, solver_limits)
         try:
             offsets = _by_beams(instance, capacity, limits, beams, lambda: answer.done() and bool(answer.result()[1]))
             return answer.result() if offsets is None else (offsets, None)
@@ -318,7 +336,10 @@ def _by_beams(
     beams: deque[Beam],
     is_settled: Callable[[], bool] = lambda: False,
 ) -> Ints | None:
-    """Search with one beam after the other, and take those that were searched off the list."""
+    """Search with one beam after the other.
+
+    Searched beams are removed from the list.
+    """
     left = replace(limits)
     while beams and not left.is_over and not is_settled():
         beam = beams.popleft()
@@ -330,7 +351,7 @@ def _by_beams(
 
 
 def _beams() -> Iterator[Beam]:
-    """Yield ever wider searches, of each width in every way."""
+    """Yield beams of growing width, in all variants of each width."""
     width, seed = 4, 0
     while width <= _WIDEST:
         for skips, corner, weight, backwards in product((0, 3), _CORNERS, (None, 20.0, 5.0), (False, True)):
@@ -340,7 +361,7 @@ def _beams() -> Iterator[Beam]:
 
 
 def _work(instance: Instance, levels: int, width: int) -> float:
-    """Return the work of a beam: about the seconds of a usual core."""
+    """Return the work of a beam, about seconds of a usual core."""
     return levels * (_WORK_OF_LEVEL + width * len(instance) * instance.sections * _WORK_OF_ENTRY)
 
 

@@ -1,6 +1,8 @@
-"""First fit within a capacity: a buffer that does not fit moves to an earlier place in the order, until all fit.
+"""First fit within a capacity, with promotion of buffers.
 
-Only what was placed after its new place is taken out and placed anew. That is cheap enough for 100,000 buffers.
+A buffer that does not fit moves to an earlier place in the order, until all buffers fit.
+
+Only buffers after this place are placed again. This is cheap enough for 100,000 buffers.
 """
 
 from __future__ import annotations
@@ -17,29 +19,29 @@ from remat_cli.compiled import can_compile, compiled
 
 Ints = NDArray[np.int64]
 
-# Work of looking at one placed buffer, about the seconds of a usual core; plain Python takes longer.
+# Work of a look at one placed buffer, about seconds of a usual core; plain Python takes longer.
 _WORK_OF_LOOK = 2e-9 * (1 if can_compile() else 200)
-# Placed buffers that are looked at between two looks at the clock.
+# Looks at placed buffers between two looks at the clock.
 _LOOKS_AT_ONCE = 100_000_000 if can_compile() else 500_000
-# Numbers are drawn from 0 to before it. A compiled function reads constants of its own module only.
+# Random numbers are below this. A compiled function reads constants of its own module only.
 DRAWN = 2**31
-# How often a buffer moves to any place at all, and else how many that overlap it come in between, in the mean.
+# Share of moves to any place at all, and for other moves the mean number of overlapping buffers passed over.
 FAR, SOME = 0.02, 1.0
-# Rows of `state`, and of what is noted of placed buffers.
+# Places in `state`, and columns of `placed`.
 PLACED, LOWEST, RANDOM, LOOKS = range(4)
 LOWER, UPPER, START, END = range(4)
 
 
 class Placing(NamedTuple):
-    """Buffers that are placed one after the other.
+    """The state of a first fit.
 
     Attributes:
         buffers: [3, N] first section, the one after the last, size.
-        order: [N] the buffers: those that are placed, then those that will be.
-        placed: [N, 4] of the placed ones, in that order: first section, the one after the last, start, end.
-        above: [N] of each placed one the next one by start; -1 for none.
-        below: [N] the one before it as it was placed; -1 for none.
-        state: how many are placed, the one with the lowest start, the last number drawn, how many looks were taken.
+        order: [N] the buffers: first placed ones, then waiting ones.
+        placed: [N, 4] of the placed buffers, in that order: first section, the one after the last, start, end.
+        above: [N] of each placed buffer the next by start; -1 for none.
+        below: [N] of each placed buffer the previous by start, when it was placed; -1 for none.
+        state: number of placed buffers, the buffer with the lowest start, the last random number, number of looks.
     """
 
     buffers: Ints
@@ -51,26 +53,26 @@ class Placing(NamedTuple):
 
 
 class PromotedFits:
-    """Searches that begin with several orders, by turns.
+    """Promoted fits from several orders, which take turns.
 
     Attributes:
-        offsets: [buffers] in units; None without any.
+        offsets: [buffers] offsets in units; None without a result.
     """
 
     def __init__(self, instance: Instance, capacity: int, seed: int = 0) -> None:
-        """Prepare.
+        """Prepare the searches.
 
         Args:
             instance: the buffers.
-            capacity: in units; no buffer is larger.
-            seed: of the places to which buffers move.
+            capacity: size of the arena, in units; no buffer is larger.
+            seed: seed of the places to which buffers move.
         """
         self.offsets: Ints | None = None
         self._capacity = capacity
         self._searches = [_placing(instance, order, seed + at) for at, order in enumerate(orders(instance))]
 
     def go_on(self, work: float, is_over: Callable[[], bool]) -> None:
-        """Search on with so much work."""
+        """Search on with an amount of work."""
         looks = max(1, int(work / (len(self._searches) * _WORK_OF_LOOK)))
         for search in self._searches:
             left = looks
@@ -84,7 +86,10 @@ class PromotedFits:
 
 
 def orders(instance: Instance) -> Iterator[Ints]:
-    """Yield [buffers] orders to begin with: in the tightest sections, large, or long first."""
+    """Yield [buffers] orders to begin with.
+
+    First come buffers in the tightest sections, large ones, or long ones.
+    """
     lengths = instance.upper - instance.lower
     for keys in (
         (instance.tightest, lengths),
@@ -109,7 +114,10 @@ def _placing(instance: Instance, order: Ints, seed: int) -> Placing:
 
 @compiled
 def place(p: Placing, capacity: int, looks: int) -> bool:
-    """Place buffers until all are, or so many placed ones were looked at; tell whether all are placed."""
+    """Place buffers until all are placed or the looks are used up.
+
+    Return whether all are placed.
+    """
     end = p.state[LOOKS] + looks
     while p.state[PLACED] < len(p.order):
         if p.state[LOOKS] >= end:
@@ -126,7 +134,10 @@ def place(p: Placing, capacity: int, looks: int) -> bool:
 
 @compiled
 def _lowest_gap(p: Placing, buffer: int) -> tuple[int, int]:
-    """Return the lowest offset with room for a buffer, and the placed one after which it comes by start."""
+    """Return a buffer's lowest offset, and the previous placed buffer.
+
+    Placed buffers are ordered by start.
+    """
     lower, upper, size = p.buffers[0, buffer], p.buffers[1, buffer], p.buffers[2, buffer]
     top, below, looks = 0, -1, 1
     at = p.state[LOWEST]
@@ -179,14 +190,17 @@ def _earlier(p: Placing, buffer: int) -> int:
 
 @compiled
 def _draw(p: Placing) -> float:
-    """Return a number from 0 to before 1."""
+    """Return a random number from 0 to below 1."""
     p.state[RANDOM] = (p.state[RANDOM] * 1103515245 + 12345) % DRAWN
     return float((p.state[RANDOM] >> 8) / (DRAWN >> 8))
 
 
 @compiled
 def _promote(p: Placing, buffer: int, to: int) -> None:
-    """Take out all that was placed from a place in the order on, and put a buffer there."""
+    """Move a buffer to an earlier place in the order.
+
+    All buffers placed from this place on are taken out.
+    """
     for at in range(p.state[PLACED] - 1, to - 1, -1):
         if p.below[at] < 0:
             p.state[LOWEST] = p.above[at]

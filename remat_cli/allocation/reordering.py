@@ -1,4 +1,7 @@
-"""Other orders of a schedule's runs and frees: the same ops as often, in less of an arena."""
+"""Orders of a schedule's runs and frees with a smaller arena.
+
+Each op runs as often as before.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from remat_cli.allocation.lifetimes import needed_by
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, with_frees
 
-# Runs above which nothing is tried; the most tries, and the runs that all of them together place.
+# The most runs of a schedule, the most tries, and the most runs placed in all tries.
 _MOST_RUNS = 2_000
 _MOST_TRIES = 300
 _RUNS_PLACED = 40_000
-# How far a run moves, and how far from the moment at which the topmost buffer lies it is chosen, in runs.
+# Largest distance of a move, and largest distance of the moved run from the topmost buffer's moment, in runs.
 _FARTHEST = 12
 _NEAR = 16
 
@@ -24,21 +27,21 @@ _NEAR = 16
 def reordered(
     graph: Graph, schedule: Schedule, capacity: int, alignment: int, is_over: Callable[[], bool]
 ) -> Schedule | None:
-    """Search an order of a schedule's runs whose arena a greedy placement makes smaller.
+    """Search an order of a schedule's runs with a smaller greedy arena.
 
-    One run at a time moves to another place, near the moment at which the topmost buffer lies; what makes the greedy
-    arena no larger stays. How often that is tried is counted, and the moves are drawn from a fixed seed.
+    One run at a time moves to another place, near the moment of the topmost buffer. A move stays if the greedy arena
+    gets no larger. The number of tries is limited, and moves are drawn from a fixed seed.
 
     Args:
-        graph: what the schedule is for.
-        schedule: valid.
-        capacity: an arena that is small enough, in bytes.
-        alignment: of offsets.
-        is_over: tells when to stop.
+        graph: graph of the schedule.
+        schedule: a valid schedule.
+        capacity: size of a small enough arena, in bytes.
+        alignment: alignment of offsets.
+        is_over: returns whether to stop.
 
     Returns:
-        The order with the smallest arena, with every tensor freed as early as can be; None where that is no smaller
-        than the schedule's own, or the schedule moves tensors to the host or is too long.
+        The order with the smallest arena, with every tensor freed as early as possible. None if this arena is no
+            smaller than the schedule's own, or the schedule is too long or uses the host.
     """
     if schedule.has_transfers or len(schedule.computes) > _MOST_RUNS:
         return None
@@ -64,7 +67,10 @@ def reordered(
 
 
 def _greedy(graph: Graph, schedule: Schedule, alignment: int) -> tuple[int, int]:
-    """Return the bytes of the smallest greedy arena, and the moment at which its topmost buffer begins."""
+    """Return the smallest greedy arena, and its topmost buffer's start.
+
+    The arena is in bytes, the start is a moment.
+    """
     buffers = needed_by(graph, schedule).buffers
     if not buffers:
         return 0, 0
@@ -74,12 +80,15 @@ def _greedy(graph: Graph, schedule: Schedule, alignment: int) -> tuple[int, int]
 
 
 def _run_at(schedule: Schedule, moment: int) -> int:
-    """Return how many runs there are before a moment; step 0 runs in moment 1."""
+    """Return the number of runs before a moment.
+
+    Step 0 runs in moment 1.
+    """
     return len(Schedule(schedule.steps[: max(0, moment - 1)]).computes)
 
 
 def _is_possible(graph: Graph, order: Sequence[str]) -> bool:
-    """Tell whether each op finds its inputs made."""
+    """Return whether each op's inputs exist when the op runs."""
     there = set(graph.inputs)
     for name in order:
         op = graph.op[name]

@@ -1,8 +1,10 @@
-"""Beam search over skylines: buffers are placed from the bottom of the arena up, and no gap is looked at again.
+"""Beam search over skylines of buffers.
+
+Buffers are placed from the bottom of the arena up, and gaps below are never filled.
 
 After Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023):
-canonical solutions, in which each buffer rests on another one or on the ground, floors of sections, and bounds from
-what still has to go into a section. He searches in depth; here many states are kept side by side, as arrays.
+canonical solutions, in which each buffer rests on another buffer or on the ground, floors of sections, and bounds from
+the waiting buffers of a section. MiniMalloc searches in depth; here many states are kept in arrays.
 """
 
 from __future__ import annotations
@@ -23,25 +25,25 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Whole = NDArray[np.signedinteger[Any]]
 
-# No offset at all.
+# Stands for no offset.
 _NOWHERE = np.int64(2**62)
-# Of how many times the states that are kept the heights are worked out.
+# Heights are computed for so many times the number of kept states.
 _LOOKED_AT = 3
 
 
 @dataclass(frozen=True)
 class Beam:
-    """How a search goes.
+    """The parameters of a beam search.
 
     Attributes:
         width: states kept at each level.
-        corner: which of the lowest sections is filled first: the "first", the "tight" one, with the least slack, or
-            the one with "few" buffers that can be put there.
+        corner: choice among the lowest sections: the "first", the "tight" one with the least slack, or the one where
+            "few" buffers can be put.
         backwards: time runs backwards, which leads to other states.
-        waste_weight: what a unit of lost area costs beside one of filled area; None: their ratio counts.
-        noise: standard deviation by which scores are multiplied.
-        seed: of the noise.
-        skips: how often at a level a state may leave a floor empty on which a buffer could lie.
+        waste_weight: cost of a unit of lost area relative to filled area; None: their ratio counts.
+        noise: standard deviation of the random factors on scores.
+        seed: seed of the noise.
+        skips: number of times per level that a state may leave a floor empty on which a buffer could lie.
     """
 
     width: int
@@ -58,11 +60,11 @@ class _States:
     """Partial solutions, one a row.
 
     Attributes:
-        floors: [states, sections] below it everything is placed or lost.
-        loads: [states, sections] sizes of the buffers that are still to be placed there.
-        lowest: [states, buffers] the least offset that the floors leave.
-        waiting: [states, buffers] whether it is still to be placed.
-        offsets: [states, buffers] of the placed ones.
+        floors: [states, sections] floor below which all room is filled or lost.
+        loads: [states, sections] sum of sizes of waiting buffers in the section.
+        lowest: [states, buffers] least offset above the floors.
+        waiting: [states, buffers] whether the buffer is still to be placed.
+        offsets: [states, buffers] offsets of placed buffers.
     """
 
     floors: Ints
@@ -86,11 +88,11 @@ class _States:
 
 @dataclass(frozen=True)
 class BeamEnd:
-    """How a search ended.
+    """The end of a beam search.
 
     Attributes:
-        offsets: [buffers] in units; None where none were found.
-        levels: buffers placed in the states that got furthest.
+        offsets: [buffers] offsets in units; None without a result.
+        levels: number of buffers placed in the furthest states.
     """
 
     offsets: Ints | None
@@ -102,9 +104,9 @@ def search(instance: Instance, capacity: int, beam: Beam, is_over: Callable[[], 
 
     Args:
         instance: the buffers.
-        capacity: in units.
-        beam: how.
-        is_over: tells when to stop.
+        capacity: size of the arena, in units.
+        beam: parameters of the search.
+        is_over: returns whether to stop.
     """
     return _Search(instance.backwards() if beam.backwards else instance, capacity, beam).run(is_over)
 
@@ -116,7 +118,7 @@ class _Search:
         self._sizes = instance.sizes
         self._members = instance.members  # [buffers, sections]
         self._overlaps = instance.overlaps  # [buffers, buffers]
-        # Heights come to as much, before they are given up.
+        # Largest height before a state is given up.
         fits = capacity + instance.load < 2**31
         weights = self._members * self._sizes[:, None]
         self._weights: Whole = weights.astype(np.int32) if fits else weights
@@ -142,10 +144,10 @@ class _Search:
         return BeamEnd(states.offsets[0], count)
 
     def _children(self, states: _States) -> _States:
-        """Return all states with one buffer more.
+        """Return all child states, with one more buffer each.
 
-        Of each state the lowest section is taken: either one of the buffers that can lie on its floor does, or none,
-        and then the floor rises to where the next one may begin.
+        Each state fills its lowest section: one of the buffers that can lie on its floor is placed, or none, and then
+        the floor rises to the next buffer's least offset.
         """
         parents: list[Ints] = []
         placed: list[Ints] = []
@@ -174,7 +176,7 @@ class _Search:
         return self._placed(states, *map(np.concatenate, (parents, placed, floors, lowest)))
 
     def _corners(self, states: _States) -> tuple[Ints, Ints]:
-        """Return [states] the height of the lowest sections that are not full, and the one of them that is taken."""
+        """Return the [states] lowest open height, and the section to fill."""
         open_floors = np.where(states.loads > 0, states.floors, _NOWHERE)
         height: Ints = open_floors.min(axis=1)
         if self._beam.corner == "first":
@@ -187,7 +189,7 @@ class _Search:
         return height, np.where(open_floors == height[:, None], ranks, _NOWHERE).argmin(axis=1)
 
     def _raised(self, states: _States, there: Bools, fits: Bools) -> Ints:
-        """Return [states] the least height above its floor at which a buffer may begin in the section."""
+        """Return the [states] least height above the floor for a buffer."""
         raised: Ints = np.where(there & ~fits, states.lowest, _NOWHERE).min(axis=1)
         np.minimum(raised, 2 * self._capacity + 1, out=raised)
         return raised
@@ -208,7 +210,10 @@ class _Search:
         return children
 
     def _best(self, states: _States) -> _States:
-        """Return the states that are kept: not hopeless, none that another one stands for, the best of the rest."""
+        """Return the states to keep.
+
+        Hopeless and dominated states are left out, and the best of the rest are kept.
+        """
         states = self._without_dominated(states)
         areas = (~states.waiting) @ self._area + 1.0
         cheap = self._scores(states.floors + states.loads, areas)
@@ -231,7 +236,10 @@ class _Search:
         return np.asarray(scores, dtype=np.float64)
 
     def _without_dominated(self, states: _States) -> _States:
-        """Leave out states for which another one stands: the same buffers placed, and no floor higher."""
+        """Leave out dominated states.
+
+        Another state has the same buffers placed, and no floor higher.
+        """
         keys = np.packbits(states.waiting, axis=1)
         sums = states.floors.sum(axis=1)
         order = np.lexsort((sums, *keys.T[::-1]))
@@ -242,14 +250,14 @@ class _Search:
         return states.rows(np.sort(order[~is_dominated]))
 
     def _heights(self, states: _States) -> Ints:
-        """Return [states, sections] heights that cannot be undercut.
+        """Return the [states, sections] lower bounds on heights.
 
-        From any offset upwards there have to be all the waiting buffers that cannot begin below it.
+        Above any offset lie all waiting buffers that cannot begin below.
         """
-        left = int(np.count_nonzero(states.waiting[0])) if len(states) else 0  # as many in each
+        left = int(np.count_nonzero(states.waiting[0])) if len(states) else 0  # the same number in each state
         if not left:
             return states.floors
-        # Those that wait stand first, the highest of them foremost.
+        # Waiting buffers come first, the highest of them foremost.
         order = np.argsort(np.where(states.waiting, -states.lowest, _NOWHERE), axis=1, kind="stable")[:, :left]
         weights = self._weights[order]
         stacked: Whole = np.cumsum(weights, axis=1, dtype=weights.dtype)

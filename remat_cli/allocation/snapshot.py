@@ -1,7 +1,9 @@
-"""A schedule as a memory snapshot, as `torch.cuda.memory._dump_snapshot` writes one.
+"""A schedule as a memory snapshot in PyTorch's format.
 
-pytorch.org/memory_viz and `torch.cuda._memory_viz` show it. Allocations lie where an arena has them; resident bytes
-are a block of their own. The most that is allocated at one time is the schedule's peak.
+`torch.cuda.memory._dump_snapshot` writes such files.
+
+They are shown by pytorch.org/memory_viz and `torch.cuda._memory_viz`. Allocations have the addresses of an arena;
+resident bytes are a block of their own. The most bytes allocated at one time are the schedule's peak.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from remat_cli.core.arena import AT_START, Arena
 from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
 
-# Where the two segments lie: as on a device, and far enough apart.
+# Addresses of the two segments: as on a device, and far enough apart.
 _RESIDENT_AT, _ARENA_AT = 0x7000_0000_0000, 0x7800_0000_0000
-# Seconds for the search of addresses, where the schedule brings none.
+# Seconds for the search of addresses, if the schedule has none.
 _SECONDS = 5.0
 _PROTOCOL = 4
 Frame = dict[str, Any]
@@ -29,10 +31,10 @@ def snapshot_bytes(graph: Graph, schedule: Schedule, times: Sequence[int], arena
     """Return a schedule as the bytes of a snapshot.
 
     Args:
-        graph: what the schedule is for.
-        schedule: valid.
-        times: [steps + 1] end of each step, the start first, as the simulator measured.
-        arena: where everything lies; None to search one.
+        graph: graph of the schedule.
+        schedule: a valid schedule.
+        times: [steps + 1] end of each step, the start first, by the simulator.
+        arena: arena of the schedule; None to search an arena.
     """
     if arena is None:
         _, arena = arena_of(graph, schedule, limits_of(_SECONDS, cores=1))
@@ -67,10 +69,10 @@ class _Block:
 
 
 class _Recorder:
-    """Writes down each allocation and free of a schedule.
+    """Records each allocation and free of a schedule.
 
     Attributes:
-        events: as the allocator's history has them.
+        events: events in the format of the allocator's history.
     """
 
     def __init__(self, graph: Graph, times: Sequence[int], arena: Arena) -> None:
@@ -86,11 +88,11 @@ class _Recorder:
             (address.step, address.tensor): starts[address.bank] + address.offset for address in arena.addresses
         }
         self._living: dict[str, _Block] = {}
-        self._handed_on: dict[str, int] = {}  # addresses, by what an in-place step made there
+        self._handed_on: dict[str, int] = {}  # addresses by the outputs of in-place steps
         self._resident: _Block | None = None
 
     def begin(self) -> None:
-        """Allocate what is there before the first step."""
+        """Allocate the tensors that exist before the first step."""
         if self._graph.resident_bytes:
             self._note("segment_alloc", _RESIDENT_AT, self._graph.resident_bytes, ())
             frames = (_frame("resident: parameters, gradients, optimizer state"),)
@@ -102,17 +104,23 @@ class _Recorder:
             self.allocate(name)
 
     def begin_step(self, index: int) -> None:
-        """Go on to the next step: it begins where the one before it ends."""
+        """Go on to the next step.
+
+        It begins at the end of the previous step.
+        """
         self._index, self._now = index, self._times[index]
 
     def compute(self, op: Op) -> None:
-        """Run an op: what it makes comes, and its workspace comes and goes."""
+        """Run an op: allocate its outputs, and briefly its workspace."""
         for name in op.outputs:
             self.allocate(name)
         self._workspace(op)
 
     def compute_inplace(self, op: Op) -> None:
-        """Run an op whose first output lies where its input lay: while it runs, the larger of the two counts."""
+        """Run an op in place: its first output reuses its input's storage.
+
+        The larger of the two counts while the op runs.
+        """
         assert op.inplace is not None, "the schedule is valid"
         output, size = op.outputs[0], self._graph.tensors[op.outputs[0]].bytes
         taken = self._living.get(op.inplace)
@@ -135,7 +143,7 @@ class _Recorder:
         self.allocate(output, address)
 
     def allocate(self, name: str, address: int | None = None) -> None:
-        """Bring a tensor into memory that is not there yet; one of 0 bytes takes none."""
+        """Allocate a missing tensor; empty ones take no memory."""
         size = self._graph.tensors[name].bytes
         if size == 0 or name in self._living:
             return
@@ -145,7 +153,7 @@ class _Recorder:
         self._note("alloc", block.address, block.bytes, block.frames)
 
     def free(self, name: str) -> None:
-        """Take a tensor out of memory."""
+        """Free a tensor."""
         block = self._living.pop(name, None)
         if block is not None:
             self._release(block)
@@ -175,11 +183,11 @@ class _Recorder:
         )
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return the segments as they are at the end."""
+        """Return the segments at the end of the schedule."""
         resident = () if self._resident is None else (self._resident,)
-        found = [_segment(_RESIDENT_AT, self._graph.resident_bytes, resident)]
-        found.append(_segment(_ARENA_AT, self._size, tuple(self._living.values())))
-        return [segment for segment in found if segment["total_size"]]
+        segments = [_segment(_RESIDENT_AT, self._graph.resident_bytes, resident)]
+        segments.append(_segment(_ARENA_AT, self._size, tuple(self._living.values())))
+        return [segment for segment in segments if segment["total_size"]]
 
 
 def _segment(address: int, size: int, living: Sequence[_Block]) -> dict[str, Any]:
@@ -215,13 +223,16 @@ def _gap(address: int, size: int) -> dict[str, Any]:
 
 
 def _frames(graph: Graph, tensor: str) -> tuple[Frame, ...]:
-    """Return the frames of a tensor, the innermost first: the op that makes it, then the modules that it is in."""
+    """Return a tensor's frames: its op, then the op's modules.
+
+    The innermost frame comes first.
+    """
     op = graph.producer.get(tensor)
     if op is None:
         return (_frame(f"input {tensor}"),)
-    made = tensor if tensor == op.name else f"{op.name}: {tensor}"
+    label = tensor if tensor == op.name else f"{op.name}: {tensor}"
     file, line = _place(op.source)
-    return (_frame(f"{made} ({op.type})", file, line), *_places(op))
+    return (_frame(f"{label} ({op.type})", file, line), *_places(op))
 
 
 def _places(op: Op) -> tuple[Frame, ...]:
@@ -232,7 +243,7 @@ def _places(op: Op) -> tuple[Frame, ...]:
 
 
 def _place(source: str | None) -> tuple[str, int]:
-    """Return file and line of "file:line"; a text without a number is the file."""
+    """Return file and line of "file:line"; without a number, the file."""
     file, colon, line = (source or "").rpartition(":")
     return (file, int(line)) if colon and line.isascii() and line.isdecimal() else (source or "", 0)
 

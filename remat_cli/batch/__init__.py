@@ -1,1 +1,1 @@
-"""Many jobs, one file of results: what `remat batch` does, on this machine or on a cluster."""
+"""`remat batch`: many jobs, one file of results, on this machine or a cluster."""

@@ -1,4 +1,7 @@
-"""Jobs on a Dask cluster. The files of a job travel with it; on a worker it gets a process of its own, as here."""
+"""Jobs on a Dask cluster.
+
+A job's files travel with the job. On a worker each job gets a process of its own, as on this machine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from remat_cli.formats import portable_bytes
 from remat_cli.formats.source import read_bytes
 from remat_cli.settings import Setting
 
-# Seconds between two looks at whether a job is still wanted, at how many workers there are, and at what has ended.
+# Seconds between two looks at cancelled tasks, the number of workers, and ended jobs.
 _LOOK = 0.5
 _TO_CONNECT = 10.0
 _TO_FETCH = 30.0
@@ -35,11 +38,11 @@ _QUEUED = 2
 
 @dataclass(frozen=True)
 class Parcel:
-    """A job with all files that it needs.
+    """A job with the content of its files.
 
     Attributes:
-        job: whose paths are names in `files`.
-        files: their content, by name.
+        job: the job; its paths are names in `files`.
+        files: content of the files, by name.
         origin: the graph's path as the user gave it, for messages.
     """
 
@@ -52,7 +55,7 @@ def pack(job: Job) -> Parcel:
     """Return a job with its files.
 
     Raises:
-        RematError: a file cannot be read, or is not the one that the job was made for.
+        RematError: a file cannot be read, or has changed since the job was made.
     """
     check_unchanged(job)
     moved: dict[str, Any] = {}
@@ -69,7 +72,7 @@ def pack(job: Job) -> Parcel:
 
 
 def unpack(parcel: Parcel, folder: Path) -> Job:
-    """Write the files of a job into an empty folder, and return the job that reads them there."""
+    """Write a job's files into an empty folder; return the job with these paths."""
     for name, content in parcel.files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -87,11 +90,11 @@ def run_packed(packed: bytes, version: str) -> JobOutcome:
     """Carry out a job on a worker.
 
     Args:
-        packed: parcel and limits.
-        version: of the remat that sent it, under which its outcome is recorded.
+        packed: the pickled parcel and limits.
+        version: version of remat that sent the job.
 
     Raises:
-        OtherVersion: this one is another.
+        OtherVersion: this worker has another version.
     """
     if version != __version__:
         raise OtherVersion(__version__)
@@ -99,7 +102,10 @@ def run_packed(packed: bytes, version: str) -> JobOutcome:
 
 
 def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
-    """Carry out a job on a worker; end it early if its outcome can no longer be delivered."""
+    """Carry out a job on a worker.
+
+    The job ends early if its outcome can no longer be delivered.
+    """
     with TemporaryDirectory(prefix="remat-") as name:
         job = unpack(parcel, Path(name))
         processes = Processes(1, limits)
@@ -114,7 +120,7 @@ def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
 
 
 def _as_at_home(outcome: JobOutcome, here: str, origin: str) -> JobOutcome:
-    """Return the outcome with the user's name for the graph in place of the worker's."""
+    """Replace the worker's name for the graph by the user's in an outcome."""
     ended = outcome.ended
     if ended.error is None:
         return outcome
@@ -122,7 +128,10 @@ def _as_at_home(outcome: JobOutcome, here: str, origin: str) -> JobOutcome:
 
 
 def _is_wanted() -> bool:
-    """Return whether the task of this thread is still wanted: not cancelled, and its worker has a scheduler."""
+    """Return whether the cluster still wants this thread's task.
+
+    A cancelled task is not wanted, nor one whose worker has lost its scheduler.
+    """
     worker = _distributed().get_worker()
     if worker.status.name in ("closing", "closed", "failed"):
         return False
@@ -131,7 +140,7 @@ def _is_wanted() -> bool:
 
 
 class OtherVersion(Exception):
-    """A worker has another version of remat than whoever sends it a job."""
+    """A worker has another version of remat than the sender of a job."""
 
 
 # The question to a worker travels as text, which a worker without remat can answer. It could not unpickle a function of
@@ -143,13 +152,13 @@ _VERSION = "__import__('remat_cli').__version__"
 class Cluster:
     """Executes jobs on the workers of a Dask cluster.
 
-    A worker that dies takes no job with it: the scheduler gives it to another one. A job whose worker died again and
-    again (how often is the scheduler's `allowed-failures`) is given up. A worker that joins late and does not have this
-    version of remat runs nothing: its jobs go to the others.
+    If a worker dies, the scheduler gives its job to another worker. The scheduler gives a job up after several dead
+    workers (its setting `allowed-failures`). A late worker with another version of remat runs nothing: its jobs go to
+    the others.
 
     Args:
-        address: of the scheduler, such as tcp://host:8786.
-        limits: of each job.
+        address: address of the scheduler, such as tcp://host:8786.
+        limits: limits of each job.
 
     Raises:
         UsageError: Dask is missing here, there is no scheduler, or a worker does not have this version of remat.
@@ -165,7 +174,7 @@ class Cluster:
         self._sent = 0
         # Workers that cannot run jobs, and why.
         self._unfit: dict[str, str] = {}
-        # Others may have sent the same job, with other limits.
+        # Other clients may have sent the same job, with other limits.
         self._run = uuid4().hex[:12]
         self._threads = 0
         self._counted = 0.0
@@ -177,12 +186,18 @@ class Cluster:
 
     @property
     def has_room(self) -> bool:
-        """Whether the cluster has few enough jobs: all its threads busy, and some waiting."""
+        """Whether the cluster has few enough jobs to take one more.
+
+        Enough are two jobs for each thread: some run, some wait.
+        """
         return len(self._running) < max(1, self._count_threads()) * _QUEUED
 
     @property
     def trouble(self) -> str:
-        """Why jobs do not run: there are no workers yet, or some cannot run jobs; empty without trouble."""
+        """Why jobs do not run; empty without trouble.
+
+        There are no workers yet, or some workers cannot run jobs.
+        """
         if not self._count_threads():
             return "the cluster has no workers"
         return "".join(f"left out: {reason}" for reason in list(self._unfit.values())[:1])
@@ -197,7 +212,7 @@ class Cluster:
         return self._threads
 
     def submit(self, job: Job) -> None:
-        """Send a job, with its files, to the scheduler."""
+        """Send a job with its files to the scheduler."""
         try:
             parcel = pack(job)
         except RematError as error:
@@ -218,7 +233,10 @@ class Cluster:
         future.add_done_callback(lambda done: self._ended.put(done.key))
 
     def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
-        """Return the jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
+        """Wait for a job to end, and return ended jobs.
+
+        After about `seconds` without any, the list is empty.
+        """
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
@@ -240,15 +258,20 @@ class Cluster:
         return [(job, outcome)]
 
     def close(self) -> None:
-        """Give up what still runs, and leave the cluster; its workers end their processes."""
+        """Give up running jobs, and leave the cluster.
+
+        The workers end the processes of these jobs.
+        """
         self._client.cancel([future for _, future in self._running.values()])
         self._client.close()
 
     def _outcome(self, future: Any) -> JobOutcome | None:
-        """Return the outcome of a job; None if its worker cannot run jobs, so that another one has to.
+        """Return a job's outcome; None if its worker cannot run jobs.
+
+        Another worker has to run the job then.
 
         Raises:
-            TimeoutError: its outcome was lost with a worker, and it runs again.
+            TimeoutError: the outcome was lost with a worker, and the job runs again.
         """
         self._check_connection()
         if future.cancelled():
@@ -265,13 +288,19 @@ class Cluster:
         return outcome
 
     def _check_workers(self) -> None:
-        """Compare the workers' version of remat with this one; later workers are checked when they get a job."""
+        """Compare the workers' version of remat with this process's.
+
+        Workers that join later are checked when they get a job.
+        """
         self._fit_workers()
         if self._unfit:
             raise self._no_fit_worker()
 
     def _fit_workers(self) -> list[str]:
-        """Ask the workers for their versions, note those that cannot run jobs, and return the others."""
+        """Return workers that can run jobs, and note the others.
+
+        A worker can run jobs if its version of remat is this process's.
+        """
         try:
             versions: Mapping[str, object] = self._client.run(eval, _VERSION, on_error="return")
         except OSError:
@@ -299,7 +328,7 @@ class Cluster:
 
 
 def _distributed() -> Any:
-    """Return Dask's library, which has types for a part of itself only."""
+    """Return Dask's library; only a part of it has types."""
     try:
         import distributed
     except ImportError:
@@ -310,7 +339,7 @@ def _distributed() -> Any:
 
 
 def _connected(address: str) -> Any:
-    # What they say of a lost connection is a traceback; here it becomes a message.
+    # These loggers print a traceback for a lost connection; here the fault becomes a message.
     library = _distributed()
     for name in ("distributed", "distributed.client", "tornado", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

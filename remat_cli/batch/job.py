@@ -14,16 +14,18 @@ from remat_cli.units import format_bytes
 
 @dataclass(frozen=True)
 class Job:
-    """A graph that is to be planned. It can be pickled, and sent to another process.
+    """A graph to plan under one budget and config.
+
+    A job can be pickled, and sent to another process.
 
     Attributes:
-        key: its identity: two jobs with the same key have the same result.
+        key: identity: jobs with the same key have the same result.
         graph: the file, as the user named it.
-        sha256: of the file's bytes; empty if it cannot be read, in which case the job will fail.
-        options: how the file becomes the graph that is planned.
-        config: name of the config, as asked for.
-        request: the plan that is wanted.
-        optional_dims: of the dims in `options`, those that the graph need not have.
+        sha256: SHA-256 of the file's bytes; empty for an unreadable file, whose job will fail.
+        options: options of reading the file as a graph.
+        config: name of the config, as the user gave it.
+        request: the wanted plan.
+        optional_dims: dims of `options` that the graph may lack.
     """
 
     key: str
@@ -37,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What a job may use.
+    """Limits on a job's time and memory.
 
     Attributes:
         seconds: time after which the job is asked for its best plan, and ended soon after; None without limit.
@@ -53,7 +55,7 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        ended: the figures.
+        ended: figures of the outcome.
         schedule: content of the schedule file; None without a plan.
     """
 
@@ -68,12 +70,12 @@ def failure(status: Ending, error: str, hint: Wording = "", *, exit_code: int | 
 
 
 def refusal(error: RematError) -> JobOutcome:
-    """Return the outcome of a job that an error ended."""
+    """Return the outcome of a job that ended with an error."""
     return failure(Ending.ERROR, error.message, error.remedy, exit_code=error.exit_code)
 
 
 def out_of_memory(limits: JobLimits) -> JobOutcome:
-    """Return the outcome of a job whose memory did not suffice."""
+    """Return the outcome of a job that ran out of memory."""
     allowed = "" if limits.memory_bytes is None else f": it may take {format_bytes(limits.memory_bytes)}"
     fewer, larger = Setting("jobs"), Setting("memory_limit")
     hint = ("use fewer ", fewer, ", a larger ", larger, ", or a planner for large graphs: dtr")

@@ -1,7 +1,7 @@
-"""The process of one job, which comes pickled on stdin; its outcome goes pickled to stdout.
+"""The process of one job: `python -m remat_cli.batch.job_process`.
 
-`python -m remat_cli.batch.job_process`. A fault here, even a crash of a solver, ends no other process. Stdin stays open
-as long as the process that wants the outcome lives; when it closes, this process ends.
+The job comes pickled on stdin, the outcome goes pickled to stdout. A fault here, even a crash of a solver, ends no
+other process. Stdin stays open as long as the parent process lives; this process ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from remat_cli.system_limits import refusal_of, start_if_allowed
 
 
 def main() -> None:
-    """Carry out the job on stdin."""
-    # What a solver prints must not mix with the outcome.
+    """Carry out the job from stdin."""
+    # Solvers print; their output must not mix with the outcome.
     with os.fdopen(os.dup(1), "wb") as outcomes:
         os.dup2(2, 1)
-        # Whoever started it may have been told to take no notice of Ctrl-C; of other requests, it ends this process.
+        # The parent may have been started with Ctrl-C ignored. It answers other requests to end by ending this process.
         heed_ctrl_c()
         pass_over_requests()
         job, limits = pickle.load(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""The loop of a batch: jobs go to an executor, their lines come out as they end."""
+"""The loop of a batch: jobs go to an executor, lines come out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _LOOK = 0.1
 
 
 class Executor(Protocol):
-    """Runs jobs at the same time. `finished` returns every submitted job once."""
+    """Runs jobs at the same time.
+
+    `finished` returns every submitted job once.
+    """
 
     @property
     def has_room(self) -> bool:
@@ -27,7 +30,7 @@ class Executor(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why nothing can run at the moment; empty where it can."""
+        """Why nothing can run at the moment; empty without trouble."""
         ...
 
     def submit(self, job: Job) -> None:
@@ -35,7 +38,10 @@ class Executor(Protocol):
         ...
 
     def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
-        """Return jobs that have ended, as soon as there is one; after about `seconds`, nothing."""
+        """Wait for a job to end, and return ended jobs.
+
+        After about `seconds` without any, the list is empty.
+        """
         ...
 
     def close(self) -> None:
@@ -44,7 +50,10 @@ class Executor(Protocol):
 
 
 class Interruption:
-    """Ctrl-C, or a request to end, while jobs run: heeded once ended jobs are recorded, and a second one at once."""
+    """Ctrl-C, or a request to end, while jobs run.
+
+    The loop heeds the first once ended jobs are recorded. A second Ctrl-C interrupts at once.
+    """
 
     def __init__(self) -> None:
         self.wanted = False
@@ -75,25 +84,27 @@ def run_jobs(
     interruption: Interruption,
     observe: Observer,
 ) -> list[JobLine]:
-    """Run jobs, and return the lines of those that ended: all of them, unless it was interrupted.
+    """Run jobs, and return the lines of ended jobs.
+
+    All jobs end, unless the run is interrupted.
 
     Args:
-        jobs: in the order in which they are started.
-        executor: runs them; after an interruption it still has running jobs.
-        record: is called for each job that has ended, as soon as it has.
+        jobs: jobs, in their starting order.
+        executor: runs the jobs; after an interruption some still run there.
+        record: is called with each job as soon as the job ends.
         interruption: whether to go on.
-        observe: is told how far it is.
+        observe: is told the progress.
     """
     waiting = deque(jobs)
     running = 0
     lines: list[JobLine] = []
-    told = ""
+    shown = ""
     while (waiting or running) and not interruption.wanted:
         while waiting and not interruption.wanted and executor.has_room:
             executor.submit(waiting.popleft())
             running += 1
-        if (how_far := _how_far(lines, running, len(jobs), executor.trouble)) != told:
-            observe.phase(told := how_far)
+        if (how_far := _how_far(lines, running, len(jobs), executor.trouble)) != shown:
+            observe.phase(shown := how_far)
         for job, outcome in executor.finished(_LOOK):
             running -= 1
             lines.append(record(job, outcome))

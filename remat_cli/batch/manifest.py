@@ -12,13 +12,13 @@ from remat_cli.config import (
     GraphOptions,
     Request,
     RunConfig,
-    beside,
-    beside_file,
+    file_or_shipped,
     load_config,
     placed,
     planner_section,
     read_yaml,
     said_in,
+    with_paths_from,
 )
 from remat_cli.errors import RematError, UsageError
 from remat_cli.settings import over
@@ -31,11 +31,11 @@ _INSTEAD = ("budget", "planner")
 
 
 def load_manifest(path: Path, called: Path | None = None) -> list[JobGroup]:
-    """Read a manifest. Paths in it are relative to its folder.
+    """Read a manifest; its paths are relative to its folder.
 
     Args:
-        path: of the file.
-        called: what it is called, and lies beside, where its content was put elsewhere.
+        path: path of the file.
+        called: the file's own path, if `path` holds a copy of its content.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -72,11 +72,11 @@ def _entry(whole: JobGroup, item: str | dict[str, Any], index: int, document: Do
 
 
 def _group(document: Document, folder: Path, more: Mapping[str, Any]) -> tuple[JobGroup, dict[str, Any]]:
-    """Return what a section says of its jobs, and the values of its other keys."""
+    """Return the jobs of a section, and its other keys' values."""
     said, others = said_in(document, Request, GraphOptions, more={**_KEYS, **more}, without=_INSTEAD)
     group = JobGroup(
         graphs=(),
-        said=beside_file(said, folder),
+        said=with_paths_from(said, folder),
         budgets=tuple(_budget(text, index, document) for index, text in enumerate(others.get("budgets", ()))),
         configs=tuple(
             _config(config, index, document, folder) for index, config in enumerate(others.get("configs", ()))
@@ -90,9 +90,9 @@ def _budget(text: str | int, index: int, document: Document) -> BudgetSpec:
 
 
 def _config(config: str | dict[str, Any], index: int, document: Document, folder: Path) -> RunConfig:
-    """Return the config that a name, a file, or a planner with options stands for."""
+    """Return the config for a name, a file, or a planner with options."""
     if isinstance(config, str):
-        return placed(document, ("configs", index), lambda: load_config(beside(folder, config)))
+        return placed(document, ("configs", index), lambda: load_config(file_or_shipped(folder, config)))
     part = document.section("configs", {}).section(index, config)
     # As it would stand in a config file.
     lines = {("planner", *path): line for path, line in part.lines.items()}

@@ -1,4 +1,4 @@
-"""The end of a process with everything that it has started."""
+"""The end of a process with all its descendants."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 
 
 def kill_tree(leader: int) -> None:
-    """Kill a process group with its leader, and (on Linux) descendants that left the group, as solvers do.
+    """Kill a process group with its leader.
+
+    On Linux this kills descendants outside the group, too: solvers leave it.
 
     Args:
-        leader: id of the process; not yet waited for, or the calling one.
+        leader: id of the leader: a process not yet waited for, or the calling process.
     """
     strays = [process for process in _descendants(leader) if process != os.getpid()]
     for process in strays:
@@ -23,9 +25,9 @@ def kill_tree(leader: int) -> None:
 
 
 def _descendants(process: int) -> list[int]:
-    found: list[int] = []
+    descendants: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it has ended in the meantime
             children = [int(child) for child in listed.read_text(encoding="ascii").split()]
-            found += [each for child in children for each in (child, *_descendants(child))]
-    return found
+            descendants += [each for child in children for each in (child, *_descendants(child))]
+    return descendants

@@ -1,4 +1,7 @@
-"""Jobs in processes of this machine: one process a job, so that jobs share no state."""
+"""Jobs in processes of this machine.
+
+Each job has a process of its own, so that jobs share no state.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from remat_cli.batch.result_lines import Ending
 from remat_cli.settings import Setting
 from remat_cli.system_limits import refusal_in, refusal_of, says_out_of_memory
 
-# What the interpreter runs for a job.
+# Arguments of the interpreter for a job.
 CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")
-# Seconds that a job has to hand over its best plan when its time is up.
+# Seconds that a late job has to hand over its best plan.
 GRACE = 5.0
 # Seconds in which a process has to end after it closed its output.
 _TO_LEAVE = 5.0
 _CHUNK = 65536
-# Bytes of a process's stderr that are kept: the end, where it says what went wrong.
+# Bytes kept of a process's stderr: the end, with the error.
 _TAIL = 8192
-# Files that this process has open for each: its stdin, stdout and stderr.
+# Files that this process has open for each job: stdin, stdout and stderr.
 FILES_EACH = 3
 
 
 @dataclass(eq=False)
 class _Child:
-    """A process and what it has said so far."""
+    """A process and its output so far."""
 
     job: Job
     process: subprocess.Popen[bytes]
@@ -48,8 +51,8 @@ class Processes:
     """Executes jobs in at most `slots` processes at a time.
 
     Args:
-        slots: how many.
-        limits: of each job.
+        slots: largest number of processes.
+        limits: limits of each job.
     """
 
     def __init__(self, slots: int, limits: JobLimits) -> None:
@@ -66,14 +69,14 @@ class Processes:
 
     @property
     def trouble(self) -> str:
-        """There is none that would pass."""
+        """Empty: no trouble here passes by itself."""
         return ""
 
     def submit(self, job: Job) -> None:
         """Start the process of a job, as soon as the system allows one more.
 
         Raises:
-            SystemRefuses: it does not, and there is none that would end.
+            SystemRefuses: the system allows none, and no process of a job runs that could end.
         """
         try:
             self._start(job)
@@ -105,12 +108,15 @@ class Processes:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, child)
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died already, which is found where its outcome is missed
+        with suppress(BrokenPipeError):  # the process has died already: its missing outcome shows that
             process.stdin.write(pickle.dumps((job, self._limits)))
             process.stdin.flush()
 
     def finished(self, seconds: float) -> list[tuple[Job, JobOutcome]]:
-        """Return the jobs that have ended, as soon as there is one; after `seconds`, nothing."""
+        """Wait for a job to end, and return ended jobs.
+
+        After `seconds` without any, the list is empty.
+        """
         if self._postponed and len(self._children) < self._slots:
             self.submit(self._postponed.pop())
         end = monotonic() + seconds
@@ -136,7 +142,7 @@ class Processes:
         return max(0.0, min([end, *deadlines]) - monotonic())
 
     def _stop_late_ones(self) -> None:
-        """Ask jobs whose time is up for their best plan; kill those that were asked before."""
+        """Ask late jobs for their best plan; kill jobs asked before."""
         now = monotonic()
         for child in self._children:
             if child.deadline is not None and now >= child.deadline:
@@ -162,7 +168,10 @@ class Processes:
         return False
 
     def _end(self, child: _Child) -> JobOutcome:
-        """Return the outcome of a job whose process has closed its output, or was killed."""
+        """Return the outcome of a job without a running process.
+
+        The process has closed its output, or was killed.
+        """
         process = child.process
         if not child.outcome:
             _wait_for_end(process.pid)
@@ -182,7 +191,7 @@ class Processes:
 
     def _read_rest(self, child: _Child) -> None:
         assert child.process.stderr is not None
-        with suppress(BlockingIOError):  # something that it started, and that has got away, has it open
+        with suppress(BlockingIOError):  # a descendant that got away has it open
             while said := os.read(child.process.stderr.fileno(), _CHUNK):
                 child.printed = (child.printed + said)[-_TAIL:]
 
@@ -192,7 +201,7 @@ class Processes:
             try:
                 outcome = pickle.loads(child.outcome)
             except (EOFError, pickle.UnpicklingError):
-                pass  # it was killed while it told
+                pass  # the process was killed while it wrote the outcome
             else:
                 assert isinstance(outcome, JobOutcome)
                 return outcome
@@ -208,14 +217,17 @@ class Processes:
 
 
 def _wait_for_end(process: int) -> None:
-    """Wait a short time for a process to end by itself; its id stays taken."""
+    """Wait a short time for a process to end by itself.
+
+    Its id stays taken.
+    """
     end = monotonic() + _TO_LEAVE
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and monotonic() < end:
         sleep(0.01)
 
 
 def _crash(code: int, printed: str) -> JobOutcome:
-    """Return the outcome of a job whose process ended by itself without one."""
+    """Return the outcome of a job whose process crashed."""
     lines = printed.strip().splitlines()
     said = f": {lines[-1].strip()}" if lines else ""
     if code < 0:

@@ -1,4 +1,4 @@
-"""The requests of a batch and the jobs made of them: graphs times budgets times configs."""
+"""Jobs from the requests of a batch: graphs times budgets times configs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class JobGroup:
     """Graphs to plan with the same configs.
 
     Attributes:
-        graphs: their files.
-        said: settings of all of them, which win over those of a config.
-        budgets: as asked for; empty: each config's own.
-        configs: planner and options of each, under the label by which the user knows it.
-        optional_dims: the dims in `said` that are given for many graphs, of which some may lack them.
+        graphs: files of the graphs.
+        said: settings for all graphs; they win over a config's settings.
+        budgets: budgets, as the user gave them; empty: each config's own.
+        configs: planners and options, with the user's labels.
+        optional_dims: dims of `said` that some graphs may lack.
     """
 
     graphs: tuple[Path, ...]
@@ -42,21 +42,23 @@ class JobGroup:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that is read for it."""
+        """All files that the group's jobs read."""
         options = GraphOptions.of(self.said)
         return (*self.graphs, *options.files, *(file for config in self.configs for file in config.files))
 
 
 class NoSuchFile(GraphError):
-    """A graph that is to be planned is not there."""
+    """A graph file does not exist."""
 
 
 def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
-    """Return the file of that name, or all that a pattern such as models/**/*.onnx matches, sorted.
+    """Return the file of that name, or a pattern's matches, sorted.
+
+    A pattern is such as models/**/*.onnx.
 
     Args:
         pattern: a path or pattern, relative to `folder`.
-        folder: of the file that names it.
+        folder: folder of the file that names the pattern.
 
     Raises:
         GraphError: there is no such file, or nothing matches.
@@ -67,14 +69,14 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
     if isdir(path):
         raise GraphError(f"{path} is a directory", hint=f"name the files in it, such as '{path / '*.onnx'}'")
     if names_function(path):
-        # Its result depends on more than the file: a finished result might be out of date, and nothing would tell.
+        # A function's graph depends on more than this file: a finished result might be out of date unnoticed.
         raise GraphError(
             f"{path} is Python, not a graph file", hint=f"remat convert {path} -o graph.json, and name that"
         )
     if not has_magic(pattern):
         raise NoSuchFile(f"{path}: no such file", hint="check the path")
-    found = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
-    files = tuple(match for match in found if match.is_file())
+    matches = sorted(folder / name for name in glob(pattern, root_dir=folder, recursive=True))
+    files = tuple(match for match in matches if match.is_file())
     if not files:
         raise NoSuchFile(f"{path}: no file matches", hint="check the pattern; ** stands for any folders")
     return files
@@ -82,12 +84,12 @@ def matching_files(pattern: str, folder: Path = Path()) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class _Settled:
-    """A config resolved for the graphs of a group: everything but graph and budget.
+    """A config resolved for a group: a job without graph and budget.
 
     Attributes:
-        job: with this in place, and no graph.
-        identity: the parts on which a job's result depends, as JSON.
-        budgets: as asked for.
+        job: a job with this config, and no graph.
+        identity: parts of a job on which its result depends, as JSON.
+        budgets: budgets, as the user gave them.
     """
 
     job: Job
@@ -106,12 +108,11 @@ class _Settled:
 
 
 def jobs_of(groups: Sequence[JobGroup], *, one_worker: bool) -> list[Job]:
-    """Return the jobs in the order of the requests, each once.
+    """Return the jobs of groups in their order, each once.
 
     Args:
-        groups: what is asked for.
-        one_worker: jobs run at the same time: a planner that takes several cores gets one, unless the user says how
-            many.
+        groups: groups of requests.
+        one_worker: jobs run at the same time: a planner gets one core, unless the user sets its number of workers.
 
     Raises:
         UsageError: a budget is missing, or a planner, option, device or table of times is wrong.
@@ -148,19 +149,22 @@ def _settled(config: RunConfig, group: JobGroup, one_worker: bool) -> _Settled:
         "request": _wanted(request),
     }
     if one_worker and choice.has("cores"):
-        # Not in the identity: with more or fewer jobs beside it, it is the same job.
+        # The number of workers is not in the identity: the job stays the same with more or fewer jobs at its side.
         choice = replace(choice, options={"cores": 1, **choice.options})
     job = Job("", Path(), "", options, config.label, replace(request, planner=choice), group.optional_dims)
     return _Settled(job, identity, budgets)
 
 
 def _wanted(request: Request) -> dict[str, Any]:
-    """Return the rest of what is wanted, which stands for itself; the budget is that of each job."""
+    """Return a request's settings other than budget and planner.
+
+    The job has a budget of its own.
+    """
     return {name: value for name, value in request.not_default.items() if name not in ("budget", "planner")}
 
 
 def _content(options: GraphOptions) -> dict[str, Any]:
-    """Return the options, with the content of files in place of their names."""
+    """Return options with files' content in place of their names."""
     values = options.not_default
     if options.device is not None:
         values["device"] = asdict(load_device(options.device))
@@ -170,11 +174,14 @@ def _content(options: GraphOptions) -> dict[str, Any]:
 
 
 def schedule_name(job: Job, digest: str) -> str:
-    """Return the name of a job's schedule file: graph, budget and config in safe characters, and a digest.
+    """Return the name of a job's schedule file.
+
+    The name has graph, budget and config in safe characters, and a digest.
 
     Args:
-        job: whose plan it is.
-        digest: of the file's content, in hexadecimal digits: no plan overwrites another, even of another run.
+        job: the job of the schedule.
+        digest: digest of the file's content, in hexadecimal digits: no schedule overwrites another, even of another
+            run.
     """
     words = (job.graph.stem, str(job.request.budget).replace(" ", ""), job.config)
     return f"{'-'.join(map(_safe, words))}-{digest[:12]}.json"

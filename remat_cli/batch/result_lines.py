@@ -1,4 +1,7 @@
-"""The results of `remat batch`: one JSON line a job, written as jobs end and read again by `--resume`."""
+"""The results file of `remat batch`: one JSON line for each job.
+
+A line is written as its job ends. `--resume` reads the lines again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from remat_cli.errors import ExitCode, UsageError
 
 
 class Ending(StrEnum):
-    """How a job ended: as a planner does, or in one of the ways that a process does."""
+    """The end of a job: a planner's status, or an end of its process."""
 
     OPTIMAL = Status.OPTIMAL
     FEASIBLE = Status.FEASIBLE
@@ -49,26 +52,26 @@ WORST_FIRST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended, in figures; a missing figure is None.
+    """The figures of an ended job; a missing figure is None.
 
     Attributes:
-        status: how.
-        exit_code: what `remat plan` would have ended with.
+        status: the ending.
+        exit_code: exit code that `remat plan` would have.
         seconds: from the start of the job's process to its end.
         budget_bytes: the budget, in bytes.
-        plain_peak_bytes: of the plain run.
-        peak_bytes: of the plan.
-        arena_bytes: of the plan's arena, where addresses were asked for.
-        overhead: of the plan, as a share of the plain run's time.
-        bound_overhead: no plan in `scope` has less overhead.
-        scope: the plans over which the bound holds, or that none fits; `ANY_PLAN` stands there as any-order.
-        scope_transfers: the scope has plans that move tensors to the host, too.
-        estimated: sizes of the graph are guesses, so that peaks may be higher.
+        plain_peak_bytes: peak of the plain run.
+        peak_bytes: peak of the plan.
+        arena_bytes: size of the plan's arena, if the user wants addresses.
+        overhead: overhead of the plan, as a share of the plain run's time.
+        bound_overhead: lower bound on the overhead of plans in `scope`.
+        scope: the plans for which the bound holds, or of which none fits; `ANY_PLAN` is written as any-order.
+        scope_transfers: the scope includes plans with transfers to the host.
+        estimated: whether sizes of the graph are estimates, so that peaks may be higher.
         interrupted: the job's time was up; the plan is the best one until then.
         error: why there is no plan.
         hint: what to do about it.
         mode: training or inference, as the graph was planned; None if it was not given and the graph could not be read.
-        dims: with which the graph was read, without optional dims that it does not have.
+        dims: dims of the graph as it was read; optional dims that it lacks are left out.
     """
 
     status: Ending
@@ -91,22 +94,25 @@ class Ended:
 
     @property
     def can_differ(self) -> bool:
-        """Whether it may end differently with more time, more memory, or another version of a library."""
+        """Whether the job may end differently when run again.
+
+        More time, more memory, or another version of a library can make the difference.
+        """
         return self.interrupted or self.status not in _ANSWERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine(Ended):
-    """A job and how it ended.
+    """A job and its ending.
 
     Attributes:
         job: identity of the job, in hexadecimal digits.
-        graph: the file that was planned.
-        budget: as asked for.
-        config: the way of planning, as asked for.
-        planner: as in PLANNERS.
-        schedule: the file that the plan was written to.
-        schedule_sha256: of that file.
+        graph: file of the planned graph.
+        budget: budget, as the user gave it.
+        config: name of the config, as the user gave it.
+        planner: name of the planner, as in PLANNERS.
+        schedule: file of the schedule.
+        schedule_sha256: SHA-256 of that file.
     """
 
     job: str
@@ -119,10 +125,9 @@ class JobLine(Ended):
 
 
 def line_bytes(line: JobLine) -> bytes:
-    """Return a line of the results file: ASCII, keys sorted, so that any name in it survives.
+    """Return a line of the results file: ASCII, keys sorted.
 
-    Bytes of a file's name that are no UTF-8 stand there as they are shown, such as \\udcff: no reader of JSON takes
-    them.
+    Bytes of a file's name that are no UTF-8 are escaped as text, such as \\\\udcff: JSON readers reject them otherwise.
     """
     values = {key: _readable(value) if isinstance(value, str) else value for key, value in asdict(line).items()}
     return json.dumps(values, sort_keys=True).encode() + b"\n"
@@ -134,12 +139,12 @@ def _readable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Content:
-    """What is in a results file.
+    """The content of a results file.
 
     Attributes:
-        lines: of jobs, in the order of the file.
-        kept: these lines as they stand there.
-        damaged: by their numbers, from 1 on, the lines that cannot be read.
+        lines: lines of jobs, in the order of the file.
+        kept: the bytes of these lines.
+        damaged: unreadable lines by number, from 1 on.
     """
 
     lines: tuple[JobLine, ...] = ()
@@ -148,20 +153,22 @@ class Content:
 
 
 def read_content(path: Path, content: bytes) -> Content:
-    """Read a results file. Half a line at its end is left out: a process was killed as it wrote.
+    """Read a results file without half a line at its end.
+
+    Half a line means that a process was killed while it wrote.
 
     Args:
-        path: for messages.
-        content: of the file.
+        path: name of the file in messages.
+        content: bytes of the file.
 
     Raises:
-        UsageError: there is something in it, but no line of `remat batch`.
+        UsageError: the file is not empty, and has no line of `remat batch`.
     """
     lines: list[JobLine] = []
     kept: list[bytes] = []
     damaged: dict[int, bytes] = {}
     reason = ""
-    for number, text in enumerate(BytesIO(content), 1):  # unlike splitlines, it ends no line at a carriage return
+    for number, text in enumerate(BytesIO(content), 1):  # unlike splitlines, this ends no line at a carriage return
         try:
             line = _line(text, f"{path}:{number}")
         except UsageError as error:
@@ -179,7 +186,7 @@ def read_content(path: Path, content: bytes) -> Content:
 
 
 def _is_begun(text: bytes) -> bool:
-    """Tell whether this may be the beginning of a line."""
+    """Return whether a text may begin a line of the results file."""
     start = f'{{"{min(item.name for item in fields(JobLine))}": '.encode()
     return text.startswith(start) or start.startswith(text)
 

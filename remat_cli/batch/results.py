@@ -1,4 +1,7 @@
-"""The results of a batch while they are written: one process owns the file, and no finished job is lost."""
+"""The results of a batch while they are written.
+
+One process owns the file, and no finished job is lost.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,24 @@ _ELSEWHERE = "choose another place with -o"
 
 
 class Records:
-    """The lines of the jobs that have ended, by the jobs' keys; their file, and the folder of their schedules.
+    """The lines of ended jobs, in memory and in the results file.
+
+    Schedules are written into a folder.
 
     Args:
-        results: file to which lines are added as jobs end; None: none.
-        schedules: folder, made if it is not there; None: schedules are not written.
-        jobs: all that are asked for.
-        resume: begin with the lines in the file that are of these jobs and whose schedules exist; else the file must be
-            new or empty.
-        retry: with `resume`, drop the lines of jobs that failed, or ran out of time.
+        results: file that gets a line as each job ends; None writes no file.
+        schedules: folder, made if missing; None writes no schedules.
+        jobs: all jobs of the batch.
+        resume: begin with the file's lines of these jobs whose schedules exist; otherwise the file must be new or
+            empty.
+        retry: with `resume`, run jobs again that failed, or ran out of time.
 
     Raises:
-        UsageError: a file or folder cannot be written, is written by another process, or holds something else.
+        UsageError: a file or folder cannot be written, is written by another process, or has other content.
 
     Attributes:
-        lines: of the jobs that have ended, by their keys.
-        notes: lines of the file that could not be used.
+        lines: lines of ended jobs, by the jobs' keys.
+        notes: notes on unreadable lines of the file.
     """
 
     def __init__(
@@ -74,7 +79,9 @@ class Records:
             self._file.close()
 
     def add(self, job: Job, outcome: JobOutcome) -> JobLine:
-        """Write the schedule of a job, if there is one, and then its line: a line means that all was written.
+        """Write a job's schedule and then its line.
+
+        A line means that the schedule was written.
 
         Raises:
             UsageError: a file cannot be written.
@@ -109,7 +116,7 @@ class Records:
         if line.schedule is None:
             return False
         try:
-            # By its name: the folder may be called something else from where we are now.
+            # By its name: the folder may have another path, seen from this directory.
             content = (self._schedules / Path(line.schedule).name).read_bytes()
         except OSError:
             return False
@@ -117,7 +124,7 @@ class Records:
 
 
 def absent_dims(jobs: Sequence[Job], lines: Mapping[str, JobLine]) -> dict[str, list[str]]:
-    """Return the dims that were given for many graphs, each with the graphs that were read without it."""
+    """Return optional dims that some graphs lack, with these graphs."""
     absent: dict[str, list[str]] = {}
     for job in jobs:
         line = lines.get(job.key)
@@ -137,11 +144,11 @@ def _make_folder(folder: Path) -> None:
 
 
 class _ResultsFile:
-    """The file, held by this process alone.
+    """The results file, held by this process alone.
 
     Attributes:
-        lines: of an earlier run.
-        notes: what of it could not be read.
+        lines: lines of an earlier run.
+        notes: notes on unreadable lines.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -156,32 +163,32 @@ class _ResultsFile:
             if content and not resume:
                 hint = ("go on with the results in it with ", Setting("resume"), ", or name another file with -o")
                 raise UsageError(f"{path} is not empty", hint=hint)
-            found = read_content(path, content)
-            if found.damaged:
-                self._set_aside(found)
+            earlier = read_content(path, content)
+            if earlier.damaged:
+                self._set_aside(earlier)
                 self._file = opened.enter_context(_locked(path))
-            self._file.truncate(len(found.kept))
-            self.lines = found.lines
-            self._earlier = {line.job for line in found.lines}
+            self._file.truncate(len(earlier.kept))
+            self.lines = earlier.lines
+            self._earlier = {line.job for line in earlier.lines}
             self._opened = opened.pop_all()
 
-    def _set_aside(self, found: Content) -> None:
-        """Replace the file by one without the lines that cannot be read, which go to a file beside it.
+    def _set_aside(self, content: Content) -> None:
+        """Move unreadable lines from the results file to another file.
 
         The replaced file stays open and locked, so that a process which opened it meanwhile does not write to it.
         """
         aside = self._path.with_name(f"{self._path.name}.damaged")
         with aside.open("ab") as file:
-            file.writelines(line.removesuffix(b"\n") + b"\n" for line in found.damaged.values())
-        write_file(self._path, found.kept)
-        numbers = ", ".join(map(str, found.damaged))
+            file.writelines(line.removesuffix(b"\n") + b"\n" for line in content.damaged.values())
+        write_file(self._path, content.kept)
+        numbers = ", ".join(map(str, content.damaged))
         self.notes = (f"{self._path}: cannot be read at line {numbers}: moved to {aside}, and done again",)
 
     def add(self, line: JobLine) -> None:
-        """Add a line; one that an earlier run has written for the same job goes.
+        """Add a line in place of an earlier run's line of the job.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         with write_faults(self._path, _ELSEWHERE):
             is_done_again = line.job in self._earlier
@@ -193,10 +200,10 @@ class _ResultsFile:
                 rest = rest[self._file.write(rest) :]
 
     def _is_there(self) -> bool:
-        """Tell whether the file that is open is still the one of that name.
+        """Return whether the file is still in its place.
 
         Raises:
-            UsageError: another one is.
+            UsageError: another file has its name.
         """
         try:
             there = self._path.stat()
@@ -210,7 +217,7 @@ class _ResultsFile:
         return True
 
     def _write_anew(self, without: str | None) -> None:
-        """Write the file again, as it was deleted, or without the line of a job."""
+        """Write the file again after its deletion, or without a job's line."""
         self._file.seek(0)
         kept = [line for line in self._file.readlines() if without is None or json.loads(line)["job"] != without]
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,9 +230,9 @@ class _ResultsFile:
 
 
 def _locked(path: Path) -> FileIO:
-    """Open a file to be read and added to, and lock it.
+    """Open and lock a file for reading and appending.
 
-    Unbuffered: an added line is in the file even if this process dies.
+    The file is unbuffered: an added line is in the file even if this process dies.
     """
     file = FileIO(path, "a+")
     try:

@@ -1,4 +1,4 @@
-"""One job carried out in this process."""
+"""A job carried out in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def carry_out(job: Job) -> JobOutcome:
 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
-        MemoryError: the memory did not suffice.
+        MemoryError: out of memory.
     """
     try:
         check_unchanged(job)
@@ -37,7 +37,10 @@ def carry_out(job: Job) -> JobOutcome:
 
 
 def check_unchanged(job: Job) -> None:
-    """Raise a GraphError where the file of a job is not the one that its identity was made from."""
+    """Raise a GraphError if a job's graph file has changed.
+
+    The job's identity has the digest of the file.
+    """
     if job.sha256 and sha256_of(job.graph) != job.sha256:
         raise GraphError(
             f"{job.graph} has changed since the batch began", hint=("run it again with ", Setting("resume"))
@@ -45,7 +48,7 @@ def check_unchanged(job: Job) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes; nothing where it cannot be read."""
+    """Return the SHA-256 of a file; empty for an unreadable file."""
     try:
         with open_regular(path) as file:
             return file_digest(file, "sha256").hexdigest()
@@ -73,7 +76,7 @@ def _figures(solution: Solution) -> Ended:
 
 
 def _hint(solution: Solution) -> str | None:
-    """Return a hint with a budget that would work, if one is known."""
+    """Return a hint with a budget that would work, if known."""
     least = solution.working_set.bytes
     if solution.problem.budget.device_bytes < least:
         return f"the least that any plan needs is {format_bytes(least)}"

@@ -1,1 +1,1 @@
-"""The work of `remat check`: a project's models held to their budgets, limits and baseline, and what would help."""
+"""The work of `remat check`: models held to budgets, limits and a baseline."""

@@ -1,4 +1,7 @@
-"""Remedies for a failing check. Each is tried before it is suggested: every figure is that of a replayed plan."""
+"""Remedies for a failing check.
+
+Each is tried before it is suggested: every figure is that of a replayed plan.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from remat_cli.planning import Planning, Request, plan
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.units import BudgetSpec, format_bytes
 
-# How many budgets are tried in the search for one that fits.
+# The number of budgets to try in the search for one that fits.
 _TRIES = 6
-# The same with arenas: each try may take as long as the check itself.
+# The same number with arenas: each try may take as long as the check itself.
 _TRIES_WITH_ARENAS = 2
 _BATCH_NAMES = ("batch", "batch_size", "batchsize", "bs", "n", "b")
 _SIGNIFICANT_DIGITS = 4
@@ -23,11 +26,11 @@ _SIGNIFICANT_DIGITS = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """A budget at which there is a plan.
+    """A budget with a plan.
 
     Attributes:
-        budget_bytes: the budget; that of an arena leaves out resident bytes.
-        overhead: of the plan.
+        budget_bytes: the budget; without resident bytes for an arena.
+        overhead: overhead of the plan.
     """
 
     budget_bytes: int
@@ -36,12 +39,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class BatchOffer:
-    """A batch that fits.
+    """A batch size that fits.
 
     Attributes:
         dim: name of the dimension.
         size: its value.
-        overhead: of the plan, or of the plain run where that fits.
+        overhead: overhead of the plan, or of the plain run if that fits.
     """
 
     dim: str
@@ -55,13 +58,13 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
     Args:
         prepared: the graph.
         refusal: the result at the budget that is too small.
-        request: what plans are held to.
-        observe: is told what is tried.
+        request: the request for plans.
+        observe: receives each try.
     """
-    beside = request.beside(prepared.graph)
-    failing = refusal.problem.budget.device_bytes - beside
+    outside_bytes = request.outside_arena(prepared.graph)
+    failing = refusal.problem.budget.device_bytes - outside_bytes
     best = Offer(round_up(plain_need(prepared, request, observe)), 0.0)
-    guess = _closest(refusal, beside) or refusal.working_set.bytes - beside
+    guess = _closest(refusal, outside_bytes) or refusal.working_set.bytes - outside_bytes
     hurried = _in_haste(request)
     for _ in range(_TRIES_WITH_ARENAS if request.arena else _TRIES):
         if not failing < guess < best.budget_bytes:
@@ -73,7 +76,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
         tried = uninterrupted(plan(prepared, hurried.at(budget), observe))
         if tried.overhead is None:
             failing = budget
-            guess = _closest(tried.solution, beside)
+            guess = _closest(tried.solution, outside_bytes)
         else:
             best = Offer(budget, tried.overhead)
             guess = 0
@@ -81,19 +84,25 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
 
 
 def _closest(refusal: Solution, beside_bytes: int) -> int:
-    """Return the smallest budget that a known run needs, without what lies beside an arena; 0 if no run is known."""
+    """Return the smallest known budget of a run, or 0.
+
+    Bytes beside an arena are left out.
+    """
     if refusal.closest_arena_bytes is not None:
         return refusal.closest_arena_bytes
     return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
 
 
 def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
-    """Return the budget in bytes that the plain run fits; for its arena, the smallest that is found."""
+    """Return the budget of the plain run, in bytes.
+
+    For an arena, this is the smallest one found.
+    """
     needed = baseline_of(prepared.graph).peak_bytes
     if request.arena:
         smallest = replace(request, budget=BudgetSpec(smallest=True))
         needed = plain_planning(prepared, smallest, observe).solution.needed_bytes or needed
-    return needed - request.beside(prepared.graph)
+    return needed - request.outside_arena(prepared.graph)
 
 
 def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> Planning:
@@ -105,14 +114,14 @@ def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> P
 def batch_offer(
     model: ModelCheck, resident_bytes: int, needed_bytes: int, limit_bytes: int, observe: Observer
 ) -> BatchOffer | None:
-    """Return a smaller batch with which the model holds; None where none is known.
+    """Return a smaller batch with which the model holds, or None.
 
     Args:
-        model: what it is held to.
-        resident_bytes: the part of the next two figures that does not grow with the batch.
-        needed_bytes: what the model needs now.
-        limit_bytes: what it may need.
-        observe: is told what is tried.
+        model: the model and its limits.
+        resident_bytes: the part of the next two figures that does not depend on the batch.
+        needed_bytes: bytes that the model needs now.
+        limit_bytes: bytes that the model may need.
+        observe: receives each try.
     """
     name = next((dim for dim in model.graph.dims if dim.lower() in _BATCH_NAMES), None)
     if name is None:
@@ -128,7 +137,10 @@ def batch_offer(
 
 
 def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, observe: Observer) -> float | None:
-    """Return the overhead with which the model holds if it is read this way; None if it does not hold."""
+    """Return the overhead with which the model holds at this batch.
+
+    None if the model does not hold.
+    """
     try:
         prepared = prepare(model.path, graph)
     except RematError:
@@ -141,7 +153,7 @@ def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, obser
 
 
 def plan_overhead(prepared: Prepared, request: Request, observe: Observer) -> float | None:
-    """Return the overhead of a plan from a short search; None if it finds none within the limits."""
+    """Return the overhead of a plan from a short search, or None."""
     try:
         return uninterrupted(plan(prepared, _in_haste(request), observe)).overhead
     except PlannerRefuses:
@@ -149,10 +161,12 @@ def plan_overhead(prepared: Prepared, request: Request, observe: Observer) -> fl
 
 
 def uninterrupted(planning: Planning) -> Planning:
-    """Return the planning if its search ran to the end: a check of an interrupted search would not be repeatable.
+    """Return the planning if its search ran to the end.
+
+    A check of an interrupted search would not be repeatable.
 
     Raises:
-        KeyboardInterrupt: it was.
+        KeyboardInterrupt: the search was interrupted.
     """
     if planning.solution.interrupted:
         raise KeyboardInterrupt
@@ -160,7 +174,10 @@ def uninterrupted(planning: Planning) -> Planning:
 
 
 def _in_haste(request: Request) -> Request:
-    """Return the request with lower limits: all tries together take no longer than the check itself did."""
+    """Return the request with lower limits.
+
+    All tries together take no longer than the check itself.
+    """
     options = request.chosen.all_options()
     limits = {name: options.get(name) for name in ("time_limit", "work_limit", "patience")}
     lower = {name: limit / _TRIES for name, limit in limits.items() if limit is not None}
@@ -174,6 +191,6 @@ def round_up(size: int) -> int:
 
 
 def written(size: int) -> str:
-    """Return a size, rounded up, as it is written in a project file."""
+    """Write a size for a project file, rounded up."""
     number, unit = format_bytes(round_up(size)).split()
     return (number.rstrip("0").rstrip(".") if "." in number else number) + unit

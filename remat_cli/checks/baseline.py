@@ -1,4 +1,4 @@
-"""The figures of a project's models, and the file that keeps them from one check to the next."""
+"""The measured figures of a project's models, and their baseline file."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _FORMAT = "remat.baseline/1"
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one model.
+    """The measured figures of one model.
 
     Attributes:
         plain_peak_bytes: peak of the plain run.
-        hard_limit_bytes: no plan in any order needs less.
-        limit_bytes: the budget or largest peak that the model is held to; with `arena: true` that of the arena, without
+        hard_limit_bytes: memory that every plan needs, in any order.
+        limit_bytes: the budget or largest peak allowed for the model; with `arena: true` for the arena, without
             resident bytes; None without either.
-        plan_peak_bytes: peak of the plan; None where there is none, or none was asked for.
-        overhead: of the plan, as a share of the plain run's time; None likewise.
-        plain_time: of the plain run; None in a baseline of an older version.
-        plan_time: of the plan; None likewise, and where there is none.
-        at_peak: bytes of the tensors that fill the plain peak, those below a hundredth of it left out; None in a
+        plan_peak_bytes: peak of the plan; None if there is none, or none was asked for.
+        overhead: overhead of the plan, as a share of the plain run's time; None likewise.
+        plain_time: time of the plain run; None in a baseline of an older version.
+        plan_time: time of the plan; None likewise, and without a plan.
+        at_peak: bytes of the tensors that fill the plain peak, without those below a hundredth of it; None in a
             baseline of an older version.
-        op_types: how many ops there are of each type; None likewise.
-        arena_bytes: of the plan's arena, or the plain run's where no plan was asked for; None without addresses.
+        op_types: number of ops of each type; None likewise.
+        arena_bytes: size of the plan's arena, or the plain run's if no plan was asked for; None without addresses.
     """
 
     plain_peak_bytes: int
@@ -51,7 +51,10 @@ class Figures:
 
     @property
     def exact_overhead(self) -> Fraction | None:
-        """The overhead to compare with a limit: exact where both times are known, else the rounded figure."""
+        """The overhead to compare with a limit.
+
+        It is exact if both times are known, otherwise the rounded figure.
+        """
         if self.plain_time is not None and self.plan_time is not None:
             return exact_overhead(self.plan_time, self.plain_time)
         return Fraction(self.overhead) if self.overhead is not None and isfinite(self.overhead) else None
@@ -64,7 +67,7 @@ class _BaselineFile:
 
 
 def read_baseline(path: Path) -> dict[str, Figures]:
-    """Return the figures by the names of the models; empty if there is no such file.
+    """Return the figures by model name; empty if there is no file.
 
     Raises:
         UsageError: the file is malformed.

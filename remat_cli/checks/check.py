@@ -1,4 +1,4 @@
-"""Check one model against its limits: what was measured, what fails and why, and what would help."""
+"""The check of one model: figures, failures and remedies."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ from remat_cli.units import format_bytes, format_share, meant_as_share
 
 UNDERSTATED = "understated"
 ESTIMATED = "estimated"
-# Limits of failures that leave it open whether the model holds.
+# The limits of failures that leave open whether the model holds.
 _DOUBTS = (UNDERSTATED, ESTIMATED)
 _LONGEST_NAME = 60
 
 
 class Verdict(StrEnum):
-    """How a line of a check ended."""
+    """The verdict on one line of a check."""
 
     HOLDS = "holds"
     FAILS = "fails"
-    WARNS = "warns"  # a run takes more than was predicted, or sizes are guesses: not known whether the model holds
-    ERROR = "error"  # it could not be measured, so nothing is known
+    WARNS = "warns"  # a run takes more memory than predicted, or sizes are guesses: unknown whether the model holds
+    ERROR = "error"  # the model could not be measured, so the result is unknown
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Failure:
     Attributes:
         limit: the key of the project file whose limit is exceeded; "error" if the model could not be measured, and
             `UNDERSTATED` if a run is known to take more than predicted, `ESTIMATED` if sizes are guesses.
-        reason: why, in one sentence without its full stop.
-        remedies: what would help, likewise; each that names a figure was tried.
+        reason: the reason, in one sentence without its full stop.
+        remedies: remedies, likewise; each that names a figure was tried.
     """
 
     limit: str
@@ -79,13 +79,13 @@ class CheckOutcome:
     """The result of one line of a check.
 
     Attributes:
-        model: what was held to its limits.
-        figures: what was measured; None if nothing could be measured.
-        before: the figures in the baseline; None if the model is not in it.
-        failures: empty if the model holds.
+        model: the model and its limits.
+        figures: the measured figures; None if the measurement failed.
+        before: the figures in the baseline; None if they are missing.
+        failures: exceeded limits; empty if the model holds.
         exit_code: 0, 3, or that of the error that prevented the measurement.
-        notes: what the user should know about the model's file.
-        session: the session of a runtime for which the figures hold, in a sentence; empty without a choice.
+        notes: remarks on the model's file.
+        session: the runtime's session for which the figures hold, in a sentence; empty without a choice.
         is_estimated: whether sizes behind the figures are guesses.
         seconds: time of the check.
     """
@@ -102,7 +102,7 @@ class CheckOutcome:
 
     @property
     def verdict(self) -> Verdict:
-        """How it ended."""
+        """The verdict of this line."""
         if self.exit_code == 0:
             return Verdict.HOLDS
         if self.exit_code != ExitCode.NO_FIT:
@@ -122,16 +122,18 @@ def worst_exit_code(outcomes: tuple[CheckOutcome, ...]) -> int:
 def check_model(
     model: ModelCheck, baseline: Mapping[str, Figures], observe: Observer | None = None, *, accept: bool = False
 ) -> CheckOutcome:
-    """Measure one model and hold it to its limits. A bad file is an outcome, too.
+    """Measure one model, and compare it with its limits.
+
+    A bad file is an outcome, too.
 
     Args:
         model: the model and its limits.
-        baseline: figures by the names of the models, to which `max_regression` compares.
-        observe: is told what is being done.
-        accept: the baseline is about to be replaced: nothing counts as a regression.
+        baseline: figures by model name, to which `max_regression` compares.
+        observe: receives the phases.
+        accept: whether the baseline is about to be replaced, so that there are no regressions.
 
     Raises:
-        KeyboardInterrupt: the user stopped it; plans of interrupted searches are not judged.
+        KeyboardInterrupt: the user stopped the check; plans of interrupted searches are not judged.
     """
     began = monotonic()
     named = Prefixed(observe or Observer(), f"{_short(model.name)}: ")
@@ -158,14 +160,14 @@ def check_models(
     accept: bool = False,
     jobs: int = 1,
 ) -> Iterator[CheckOutcome]:
-    """Yield the result of each model, in their order; the arguments are those of `check_model`.
+    """Yield the result of each model, in their order.
 
     Args:
-        models: what is checked.
-        baseline: as there.
-        observe: as there; with several jobs it is told only how many are done.
-        accept: as there.
-        jobs: so many models at a time, each in a process of its own.
+        models: the models to check.
+        baseline: as for `check_model`.
+        observe: as for `check_model`; with several jobs it receives only their progress.
+        accept: as for `check_model`.
+        jobs: number of models at a time, each in its own process.
     """
     observe = observe or Observer()
     with process_pool(min(jobs, len(models))) as pool:
@@ -182,7 +184,7 @@ def check_models(
 def _submitted(
     pool: ProcessPoolExecutor, check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck
 ) -> Future[CheckOutcome]:
-    """Give a model to a pool; where it was killed meanwhile, the result says so."""
+    """Submit a model to a pool; a killed pool gives a result, too."""
     try:
         return pool.submit(check, model)
     except BrokenProcessPool as error:
@@ -208,7 +210,7 @@ def _in_yaml(error: RematError) -> tuple[str, ...]:
 
 
 def _doubts(prepared: Prepared) -> Iterator[Failure]:
-    """Yield why it is not known whether a model holds that fits by its figures."""
+    """Yield the reasons to doubt that a model that fits really holds."""
     for kind, doubt in ((ESTIMATED, prepared.guessed), (UNDERSTATED, prepared.understated)):
         if doubt is not None:
             why, remedy = doubt
@@ -216,7 +218,7 @@ def _doubts(prepared: Prepared) -> Iterator[Failure]:
 
 
 class _Check:
-    """One model while it is checked."""
+    """The check of one model in progress."""
 
     def __init__(self, model: ModelCheck, before: Figures | None, observe: Observer, *, accept: bool) -> None:
         self.model = model
@@ -230,7 +232,7 @@ class _Check:
         self.failures: list[Failure] = []
 
     def run(self) -> int:
-        """Measure and judge; return the exit code."""
+        """Measure and judge the model; return the exit code."""
         try:
             self.measure()
         except RematError as error:
@@ -251,7 +253,7 @@ class _Check:
                 hint=f"remat convert {self.model.path} -o graph.json where its code may run, and check that file",
             )
         prepared = prepare(self.model.path, self.model.graph)
-        # With addresses the arena is what counts, and no session of a runtime lays it out.
+        # With addresses the arena counts, and no session of a runtime lays it out.
         self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
         self.is_estimated = prepared.is_estimated
         plain = baseline_of(prepared.graph)
@@ -290,10 +292,13 @@ class _Check:
             self.failures.extend(self.regressions(self.figures))
 
     def limits(self, graph: Graph) -> dict[str, int]:
-        """Return the limits on the bytes of the model or its arena, by their keys; the smallest first."""
+        """Return the limits on bytes by their keys, smallest first.
+
+        They concern the model's peak or its arena.
+        """
         sizes, request = {}, self.model.request
         if request.budget is not None:
-            sizes["budget"] = bytes_of_budget(request.budget, graph, request.beside(graph))
+            sizes["budget"] = bytes_of_budget(request.budget, graph, request.outside_arena(graph))
         if self.model.max_peak is not None:
             sizes["max_peak"] = self.model.max_peak
         return dict(sorted(sizes.items(), key=lambda item: item[1]))
@@ -307,30 +312,32 @@ class _Check:
             return
         needed = plain_need(prepared, request, self.observe)
         remedies = [f"raise max_peak to {written(needed)}"]
-        batch = batch_offer(self.model, graph.resident_bytes - request.beside(graph), needed, limit, self.observe)
+        batch = batch_offer(
+            self.model, graph.resident_bytes - request.outside_arena(graph), needed, limit, self.observe
+        )
         if batch is not None:
             remedies.append(f"set dims.{batch.dim} to {batch.size}, where the plain run fits")
         overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
         if overhead is not None:
-            # The plain run does not fit: at no overhead it is another order of the same runs.
-            found = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
-            remedies.append(f"replace it by 'budget: {written(limit)}', where {found} fits")
-        peak = format_bytes(plain.peak_bytes - request.beside(graph))
+            # The plain run does not fit: a plan without overhead is another order of the same runs.
+            better = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
+            remedies.append(f"replace it by 'budget: {written(limit)}', where {better} fits")
+        peak = format_bytes(plain.peak_bytes - request.outside_arena(graph))
         reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:
-            reason = _fragmentation(planning.solution, request.beside(graph))
+            reason = _fragmentation(planning.solution, request.outside_arena(graph))
         self.failures.append(Failure("max_peak", reason, tuple(remedies)))
 
     def planning(self, prepared: Prepared, plain: Trace, limit: int) -> Planning:
         """Return the plan of any overhead, or the refusal.
 
-        Where the plain run fits, it is the best plan and no planner is needed.
+        If the plain run fits, it is the best plan and no planner is needed.
         """
         request = replace(self.model.request.at(limit), max_overhead=None)
         self.observe.phase("planning")
-        if plain.peak_bytes <= limit + request.beside(prepared.graph):
+        if plain.peak_bytes <= limit + request.outside_arena(prepared.graph):
             planning = plain_planning(prepared, request, self.observe)
-            if planning.trace is not None:  # else its arena does not fit, but that of another plan may
+            if planning.trace is not None:  # otherwise the plain run's arena does not fit, but that of another plan may
                 return planning
         return uninterrupted(plan(prepared, request, self.observe))
 
@@ -356,7 +363,10 @@ class _Check:
         yield Failure("max_overhead", reason, (*remedies, wider))
 
     def execution_failures(self, prepared: Prepared, schedule: Schedule, limit: int) -> Iterator[Failure]:
-        """Run a schedule, and yield each difference from its prediction, and from the limit in bytes."""
+        """Run a schedule, and yield each difference from its prediction.
+
+        The limit in bytes is checked, too.
+        """
         options = replace(self.model.graph, mode=prepared.mode)
         check_can_execute(self.model.path, options, schedule)
         execution = execute_plan(
@@ -365,35 +375,39 @@ class _Check:
             prepared.graph,
             schedule,
             link=prepared.link,
-            budget_bytes=limit + self.model.request.beside(prepared.graph),
+            budget_bytes=limit + self.model.request.outside_arena(prepared.graph),
             beside_usual=True,
             observe=self.observe,
         )
         if execution.runtime == "onnxruntime" and execution.usual is not None:
-            self.session = f"{_short(self.model.name)}: {execution.usual.beside(execution.plan.measured)}."
+            self.session = f"{_short(self.model.name)}: {execution.usual.compared_with(execution.plan.measured)}."
         broken = execution.broken(prepared.graph)
         if broken is not None:
             yield Failure("execute", broken.message, _in_yaml(broken))
 
     def remedies(self, prepared: Prepared, refusal: Solution, limits: Mapping[str, int]) -> tuple[str, ...]:
-        """Return what was tried and helps: a larger budget, or a smaller batch for this budget."""
+        """Return tried remedies: a larger budget, or a smaller batch."""
         offer = budget_offer(prepared, refusal, self.model.request, self.observe)
         too_small = [key for key, size in limits.items() if size < offer.budget_bytes]
         budget = self.model.request.budget
         is_share = budget is not None and budget.share is not None
-        beside = self.model.request.beside(prepared.graph)
+        outside_bytes = self.model.request.outside_arena(prepared.graph)
         larger = written(offer.budget_bytes)
         if budget is not None and is_share and too_small == ["budget"]:
             if budget.of_activations:
-                share = activations_of(prepared.graph).share(offer.budget_bytes + beside)
+                share = activations_of(prepared.graph).share(offer.budget_bytes + outside_bytes)
             else:
-                share = Fraction(offer.budget_bytes, refusal.baseline.peak_bytes - beside)
-            if share <= 1 or not self.model.request.arena:  # else above the sum, for want of a smaller arena
+                share = Fraction(offer.budget_bytes, refusal.baseline.peak_bytes - outside_bytes)
+            # otherwise the share is above the sum, for want of a smaller arena
+            if share <= 1 or not self.model.request.arena:
                 larger = _percent(min(Fraction(1), share)) + (" of activations" if budget.of_activations else "")
         remedies = []
         if too_small:
             remedies = [f"raise {' and '.join(too_small)} to {larger}, where {_plan_in_words(offer.overhead)} fits"]
-        resident, limit = prepared.graph.resident_bytes - beside, refusal.problem.budget.device_bytes - beside
+        resident, limit = (
+            prepared.graph.resident_bytes - outside_bytes,
+            refusal.problem.budget.device_bytes - outside_bytes,
+        )
         # A share of the plain peak would shrink with the batch.
         batch = None if is_share else batch_offer(self.model, resident, offer.budget_bytes, limit, self.observe)
         if batch is not None:
@@ -429,35 +443,35 @@ class _Check:
 def _why_nothing_fits(planning: Planning) -> str:
     solution = planning.solution
     graph, least = solution.problem.graph, solution.working_set
-    beside = planning.request.beside(graph)
-    budget = solution.problem.budget.device_bytes - beside
+    outside_bytes = planning.request.outside_arena(graph)
+    budget = solution.problem.budget.device_bytes - outside_bytes
     size = format_bytes(budget) + _beside(planning)
-    if budget < graph.fixed_bytes - beside:
-        meant = meant_as_share(budget, solution.baseline.peak_bytes - beside)
-        always = f"{format_bytes(graph.fixed_bytes - beside)} are in memory from start to end"
+    if budget < graph.fixed_bytes - outside_bytes:
+        meant = meant_as_share(budget, solution.baseline.peak_bytes - outside_bytes)
+        always = f"{format_bytes(graph.fixed_bytes - outside_bytes)} are in memory from start to end"
         return f"no plan fits {size}: {always}" + (f" ({meant})" if meant else "")
-    if budget < least.bytes - beside:
+    if budget < least.bytes - outside_bytes:
         who = "its outputs alone need" if least.op is None else f"op {_short(least.op)} alone needs"
-        return f"no plan fits {size}: {who} {format_bytes(least.bytes - beside)}"
+        return f"no plan fits {size}: {who} {format_bytes(least.bytes - outside_bytes)}"
     if solution.closest_arena_bytes is not None:
-        return _fragmentation(solution, beside)
+        return _fragmentation(solution, outside_bytes)
     if solution.status is Status.INFEASIBLE:
         return f"{_which_plan(solution)} fits {size}: proven"
     return f"no plan was found that fits {size}; that there is none is not proven"
 
 
 def _beside(planning: Planning) -> str:
-    resident = planning.request.beside(planning.prepared.graph)
+    resident = planning.request.outside_arena(planning.prepared.graph)
     return f" beside {format_bytes(resident)} of resident bytes" if resident else ""
 
 
 def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
-    """Return why no arena was found although the sum fits."""
-    limit, found = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
-    assert found is not None
+    """Return why there is no arena although the sum fits."""
+    limit, smallest = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
+    assert smallest is not None
     return (
         f"the sum fits {format_bytes(limit)}, but no arena of that size was found: fragmentation costs "
-        f"{format_bytes(found - limit)} more, as the smallest arena that was found takes {format_bytes(found)}"
+        f"{format_bytes(smallest - limit)} more, as the smallest arena that was found takes {format_bytes(smallest)}"
     )
 
 
@@ -475,7 +489,7 @@ def _plan_in_words(overhead: float) -> str:
 
 
 def _percent(share: Fraction) -> str:
-    """Return a share, rounded up, as it is written in a project file."""
+    """Write a share for a project file, rounded up."""
     return f"{ceil(share * 1000) / 10:g}%"
 
 

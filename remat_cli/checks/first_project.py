@@ -1,4 +1,7 @@
-"""A first project file: the models in a folder, each held to what its plain run takes today."""
+"""A first project file: the models of a folder at today's memory.
+
+Each model is held to the peak of its plain run today.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from remat_cli.formats.source import open_regular
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.settings import Setting
 
-# Folders of other people's files.
+# folders with other people's files
 _PASSED_OVER = ("node_modules", "site-packages", "__pycache__")
 _SIZES = ("dims", "input_shapes")
-# A native graph says so in its first line.
+# The size of a native graph's head, which names the format.
 _HEAD_BYTES = 4096
 _HEADER = """\
 # What `remat check` holds these models to. Paths are relative to this file.
@@ -37,9 +40,9 @@ class FirstProject:
     """A project file that holds today.
 
     Attributes:
-        content: of the file.
-        models: how many it names.
-        left_out: why a model that was found is not among them, a line each.
+        content: content of the file.
+        models: number of models in the file.
+        left_out: a line for each model that was left out, with the reason.
     """
 
     content: bytes
@@ -48,11 +51,13 @@ class FirstProject:
 
 
 def first_project(folder: Path, observe: Observer) -> FirstProject:
-    """Return a project file for the ONNX models and native graphs in a folder and those below it.
+    """Return a project file for the models in a folder and its subfolders.
+
+    Models are ONNX files and native graphs.
 
     Args:
-        folder: in which the file is going to lie.
-        observe: is told what is read.
+        folder: folder of the project file.
+        observe: receives each file read.
     """
     entries: dict[str, dict[str, Any]] = {}
     left_out = []
@@ -93,7 +98,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _limits(path: Path) -> dict[str, Any]:
-    """Return the keys with which a model is read, and what its plain run takes."""
+    """Return the keys with which a model is read, and its plain peak."""
     try:
         prepared = _prepared(path, GraphOptions())
     except RematError:
@@ -105,7 +110,10 @@ def _limits(path: Path) -> dict[str, Any]:
 
 
 def _prepared(path: Path, options: GraphOptions) -> Prepared:
-    """Return the graph in a file; sizes that it leaves open are those that the refusal gives as an example."""
+    """Prepare the graph in a file.
+
+    Open sizes are those that the refusal gives as an example.
+    """
     try:
         return prepare(path, options)
     except RematError as error:

@@ -1,4 +1,7 @@
-"""Why a model's peak has grown since its baseline: tensors at the peak, and ops of each type added or removed."""
+"""The growth of a model's peak since its baseline.
+
+It lists tensors at the peak, and ops of each type added or removed.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,26 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.studies.difference import PeakContents, matched
 from remat_cli.units import format_bytes
 
-# Share of the plain peak below which a tensor is not kept in a baseline.
+# The part of the plain peak below which a tensor is not kept in a baseline.
 _SMALLEST_SHARE = 100
 _MOST_NAMED = 3
 
 
 def largest_at_peak(graph: Graph) -> dict[str, int]:
-    """Return the tensors that fill the plain peak, the largest first; those below a hundredth of it left out."""
+    """Return the tensors that fill the plain peak, largest first.
+
+    Tensors below a hundredth of the peak are left out.
+    """
     least = baseline_of(graph).peak_bytes / _SMALLEST_SHARE
     tensors = {name: size for name, size in PeakContents.of(graph).tensors.items() if size >= least}
     return dict(sorted(tensors.items(), key=lambda item: (-item[1], item[0])))
 
 
 def what_grew(before: Figures, now: Figures) -> str:
-    """Return clauses for a sentence: what is new or larger at the plain peak, and how the ops have changed.
+    """Return clauses on new or larger tensors at the peak, and changed ops.
 
-    Tensors are matched by name and, where names have changed, by size. Empty if the baseline does not list them.
+    Tensors are matched by name and, where names have changed, by size. The text is empty if the baseline does not list
+    tensors and ops.
     """
     parts: list[str] = []
     if before.at_peak is not None and now.at_peak is not None:

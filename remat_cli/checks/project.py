@@ -1,4 +1,4 @@
-"""A project file: which models `remat check` holds to which limits."""
+"""The project file of `remat check`: models and their limits."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from remat_cli.config import (
     GraphOptions,
     PlannerChoice,
     Request,
-    beside,
-    beside_file,
+    file_or_shipped,
     load_config,
     read_yaml,
     said_in,
+    with_paths_from,
 )
 from remat_cli.errors import UsageError
 from remat_cli.formats.functions import graph_beside
 from remat_cli.settings import Said, Settings, over, setting
 from remat_cli.units import parse_bytes, parse_share
 
-# A check must come out the same on every machine. So a planner whose search ends by counted work is not given less time
-# than that takes, and a fixed number of threads; the clock is there for a search that hangs. One that would search
-# until the time is up is given an end by work, of about as many seconds.
+# A check must have the same result on every machine. So a planner whose search ends by counted work gets enough time
+# for that work, and a fixed number of threads; the clock is there for a search that hangs. A planner that would search
+# until the time is up gets a work limit, of about this many seconds.
 _REPEATABLE: Mapping[str, object] = {"time_limit": 600.0, "cores": 1}
 _WORK_LIMIT = 30.0
 
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """One line of a check: a model and its limits; None stands for no limit.
+    """One line of a check: a model and its limits.
+
+    None means no limit.
 
     Attributes:
         name: unique in the project.
         path: the model's file.
-        line: where it stands in the project file.
-        graph: how the file is read.
-        request: the plan that is required, if it names a budget; the planner is asked if the plain run exceeds it.
+        line: line of the model in the project file.
+        graph: options for reading the file.
+        request: request for a plan; with a budget, the planner is asked if the plain run exceeds it.
         max_peak: bytes that the plan may need, or without a budget the plain run.
-        max_regression: allowed growth since the baseline: of the plain run's peak as a share of the earlier peak, and
-            of the overhead as a share of the plain run's time.
-        execute: the plan, or without a budget the plain run, must run as predicted: in onnxruntime, or in torch.
-        files: from which it is read.
-        may_run_code: Python that `path` names is imported and run; else the check of this model is an error.
+        max_regression: allowed growth since the baseline: of the plain peak as a share of the earlier peak, and of the
+            overhead as a share of the plain run's time.
+        execute: whether the plan, or without a budget the plain run, must run as predicted, in onnxruntime or in torch.
+        files: files of the model.
+        may_run_code: whether Python code named by `path` may run; otherwise the check of this model is an error.
     """
 
     name: str
@@ -63,12 +65,12 @@ class ModelCheck:
 
 @dataclass(frozen=True)
 class Project:
-    """What a project file says.
+    """The content of a project file.
 
     Attributes:
-        path: of the project file.
-        baseline: the file of the figures to which `max_regression` compares.
-        models: in the order of the file.
+        path: path of the project file.
+        baseline: file of the figures to which `max_regression` compares.
+        models: models in the order of the file.
     """
 
     path: Path
@@ -78,7 +80,9 @@ class Project:
 
 @dataclass(frozen=True)
 class ModelLimits(Settings):
-    """The limits of a model beside those of its plan; None stands for no limit.
+    """The limits of a model, besides those of its plan.
+
+    None means no limit.
 
     Attributes:
         max_peak: as in `ModelCheck`.
@@ -97,7 +101,7 @@ class ModelLimits(Settings):
 
 @dataclass(frozen=True)
 class _Section:
-    """The settings of a section of the file, on top of those that hold without it, and the files they come from."""
+    """The settings of a section over outer settings, and their files."""
 
     said: Said = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
@@ -106,13 +110,15 @@ class _Section:
 def load_project(
     path: Path, said: Said | None = None, *, called: Path | None = None, may_run_code: bool = True
 ) -> Project:
-    """Read a project file. Paths in it are relative to the folder that it lies in.
+    """Read a project file.
+
+    Paths in the file are relative to its folder.
 
     Args:
-        path: of the file.
-        said: settings of all models, whatever the file says.
-        called: what it is called, and lies beside, where its content was put elsewhere.
-        may_run_code: of all models, as in `ModelCheck`.
+        path: path of the file.
+        said: settings of all models, which override the file.
+        called: the file's name and place, if its content was put elsewhere.
+        may_run_code: as in `ModelCheck`, for all models.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.
@@ -164,7 +170,7 @@ def _model(document: Document, line: int, defaults: _Section, above: Said, folde
         raise UsageError(f"{here.place(('execute',))}: needs a budget or a max_peak", hint="add 'budget: 80%'")
     planner = replace(_repeatable(request.chosen), source=str(document.source))
     request = replace(request, planner=planner)
-    # Without a budget nothing has to be planned, and so nothing to offload.
+    # Without a budget there is no plan, and so nothing to offload.
     (request if request.budget is not None else replace(request, offload=False)).check(here.place(()))
     model = graph_beside(folder, keys["path"])
     return ModelCheck(
@@ -181,13 +187,16 @@ def _model(document: Document, line: int, defaults: _Section, above: Said, folde
 
 
 def _section(document: Document, below: _Section, folder: Path, **more: type) -> tuple[_Section, dict[str, Any]]:
-    """Merge a section over its config file, and both over `below`; return its other keys, too."""
+    """Merge a section over its config file, and both over `below`.
+
+    Also return the section's other keys.
+    """
     said, keys = said_in(document, Request, GraphOptions, ModelLimits, more={"config": str, **more}, required="path")
     sources = below.sources
     if "config" in keys:
-        config = load_config(beside(folder, keys["config"]))
+        config = load_config(file_or_shipped(folder, keys["config"]))
         said, sources = over(config.said, said), (*sources, *config.sources)
-    said = over(below.said, beside_file(said, folder))
+    said = over(below.said, with_paths_from(said, folder))
     budget = said.get("budget")
     if budget is not None and budget.smallest:
         raise UsageError(
@@ -198,7 +207,10 @@ def _section(document: Document, below: _Section, folder: Path, **more: type) ->
 
 
 def _repeatable(choice: PlannerChoice) -> PlannerChoice:
-    """Return the planner with limits that the clock has no part in, where none were given."""
+    """Return the planner with limits that do not depend on the clock.
+
+    Given limits stay.
+    """
     if not choice.has("work_limit") or "time_limit" in choice.options or "work_limit" in choice.options:
         return choice
     work = {} if choice.has("patience") else {"work_limit": _WORK_LIMIT}

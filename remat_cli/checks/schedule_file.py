@@ -1,4 +1,7 @@
-"""A schedule file held against the graph that it was made for: what `verify`, `apply` and `report` begin with."""
+"""Checks of a schedule file against its graph.
+
+`verify`, `apply` and `report` begin with them.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from remat_cli.prepare import Prepared, link_of, prepare
 from remat_cli.settings import Said, Setting, declared, listed, over
 from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
 
-# The options that say what the link to the host is.
+# the options of the link to the host
 _OF_LINK = ("link_bandwidth", "link_duplex")
 
 
 def as_planned(said: Said, file: ScheduleFile) -> GraphOptions:
-    """Return the options that were given, on top of those with which the schedule's graph was read.
+    """Return the given options over those recorded in the schedule file.
 
     Raises:
-        ScheduleFileError: what the file says of them is not understood.
+        ScheduleFileError: the recorded options are not understood.
     """
     return GraphOptions.of(over(_recorded(file), said))
 
@@ -42,7 +45,7 @@ def _recorded(file: ScheduleFile) -> Said:
         recorded, _ = said_in(document, GraphOptions)
     except UsageError as error:
         raise ScheduleFileError(error.message, hint=error.remedy) from None
-    # Whoever wrote the schedule does not choose which files are read here.
+    # The author of a schedule does not choose the files that are read here.
     files = (str(name) for name in GraphOptions.of(recorded).files)
     if any(name not in shipped_names("configs/devices") for name in files):
         raise ScheduleFileError(
@@ -52,12 +55,15 @@ def _recorded(file: ScheduleFile) -> Said:
 
 
 def taken_from_file(said: Said, used: GraphOptions) -> tuple[Setting, ...]:
-    """Return the options with which a graph was read and which were not given: the schedule gave them."""
+    """Return the options that the schedule file gave, not the user."""
     return tuple(_beyond(used, GraphOptions.of(said)))
 
 
 def _beyond(options: GraphOptions, others: GraphOptions) -> Iterator[Setting]:
-    """Yield the options that make another graph than the other ones; of a mapping, the entries."""
+    """Yield the options that make another graph than `others`.
+
+    For a mapping, these are its entries.
+    """
     for item in fields(GraphOptions):
         value, other = getattr(options, item.name), getattr(others, item.name)
         if isinstance(value, Mapping):
@@ -67,16 +73,16 @@ def _beyond(options: GraphOptions, others: GraphOptions) -> Iterator[Setting]:
 
 
 def replay(graph: Path, said: Said, file: ScheduleFile, schedule: Path) -> tuple[Prepared, Trace]:
-    """Return the graph, and what the simulator measured of the schedule on it.
+    """Replay a schedule file on its graph; return graph and measurement.
 
     Args:
-        graph: the file that was planned.
-        said: settings that were given of how it is read; the schedule file has others.
-        file: what the schedule file says.
-        schedule: its path, for messages.
+        graph: the planned file.
+        said: given settings for reading the graph; the schedule file has others.
+        file: content of the schedule file.
+        schedule: path of the schedule file, for messages.
 
     Raises:
-        GraphError: the graph cannot be read, or it or the link is another one than the schedule was made for.
+        GraphError: the graph cannot be read, or the schedule was made for another graph or link.
         InvalidSchedule: a step breaks a rule.
     """
     prepared = _read_as_planned(graph, said, file)
@@ -87,18 +93,18 @@ def replay(graph: Path, said: Said, file: ScheduleFile, schedule: Path) -> tuple
 def _read_as_planned(graph: Path, said: Said, file: ScheduleFile) -> Prepared:
     planned, options = as_planned(said, file), GraphOptions.of(said)
     if graph.is_file() and Source(graph).is_json:
-        # What `remat convert` wrote is what was planned: costs and devices would be applied to it again.
+        # The output of `remat convert` is the planned graph itself: costs and devices would be applied twice.
         link = {name: getattr(planned, name) for name in _OF_LINK}
         as_it_is = prepare(graph, replace(options, mode=planned.mode, **link))
         if file.sha256 in (None, graph_sha256(as_it_is.graph)):
             return as_it_is
-        # These are recorded of what has parameters, which JSON has not.
+        # These options are recorded for files with parameters, which JSON does not have.
         planned = replace(planned, optimizer=options.optimizer, accumulate=options.accumulate)
     return prepare(graph, planned)
 
 
 def replay_on(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Trace:
-    """Replay a schedule on a graph that has been read already; otherwise the same as `replay`."""
+    """Replay a schedule on a prepared graph; otherwise as `replay`."""
     return _replayed(prepared, file, schedule, prepared.options.not_default)
 
 
@@ -112,7 +118,7 @@ def _replayed(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said
 
 
 def _link(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) -> Link | None:
-    """Return the link that the schedule was planned for; if it names none, the one of the options."""
+    """Return the link of the schedule file, or that of the options."""
     if file.link is None or file.link == prepared.link:
         return prepared.link
     unit = prepared.graph.time_unit
@@ -133,7 +139,10 @@ def _link(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) ->
 
 
 def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> GraphError:
-    """Return the error for a schedule of another graph; it names the options that differ."""
+    """Return the error for a schedule of another graph.
+
+    It names the options that differ.
+    """
     what = f"{schedule} was made for another graph than {prepared.graph.name!r} with these options (sha256 differs)"
     if file.read_with is None:
         return GraphError(
@@ -163,7 +172,7 @@ def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Grap
 
 
 def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared) -> int | None:
-    """Return the budget for the peak: the given one, else the file's; None without either.
+    """Return the given budget, or the file's, or None.
 
     Raises:
         UsageError: "min" was asked for.
@@ -179,7 +188,10 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
 
 
 def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
-    """Compare the budget and the file's own figures with the replay; return the error, or None if all agree."""
+    """Compare the budget and the file's own figures with the replay.
+
+    Return the error, or None if all agree.
+    """
     step, broken = None, list(_false_claims(file, prepared, trace))
     hint = "the steps, the figures or the graph were changed after it was planned; plan again"
     if budget is not None and trace.peak_bytes > budget:
@@ -201,7 +213,10 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
 
 
 def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> str | None:
-    """Return the error for a block that, with resident bytes, is above the budget; None if it fits, and for banks."""
+    """Return the error for an arena above the budget, or None.
+
+    Resident bytes count with the arena; banks have no limit here.
+    """
     if file.arena is None or file.arena.banks or budget is None:
         return None
     resident, total = prepared.graph.resident_bytes, prepared.graph.resident_bytes + file.arena.bytes
@@ -211,7 +226,7 @@ def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> 
 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:
-    """Yield each figure of graph or plan in the file that the replay contradicts."""
+    """Yield each figure in the file that the replay contradicts."""
     graph, baseline = prepared.graph, baseline_of(prepared.graph)
     measured: dict[str, int | str] = {
         "graph.name": graph.name,
@@ -233,7 +248,7 @@ def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Itera
 
 
 def _unknown_names(file: ScheduleFile) -> Iterator[str]:
-    """Yield each name of a planner, scope or basis in the file that remat does not have."""
+    """Yield each unknown name of a planner, scope or basis in the file."""
     scopes = tuple(dict.fromkeys(scope.written for scope in Scope))
     if file.bound_scope is not None and file.bound_scope not in scopes:
         yield f"the file says bound.scope {file.bound_scope!r}, but there are only {', '.join(scopes)}"
@@ -260,5 +275,5 @@ def _false_proofs(file: ScheduleFile, overhead: float) -> Iterator[str]:
 
 
 def _equal(said: float, measured: float) -> bool:
-    """Return whether two shares are equal, up to the rounding of another program."""
+    """Tell whether two shares are equal, up to another program's rounding."""
     return isclose(said, measured, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,4 +1,7 @@
-"""The command line: one file a verb, found by name when it is called, so that `remat --help` stays instant."""
+"""The command line: one file per verb, imported when the verb is called.
+
+So `remat --help` stays instant.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from remat_cli.interruption import (
 )
 from remat_cli.system_limits import refusal_of
 
-# Verb: its one line of help. Its command stands in the module of the same name.
+# Each verb with its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {
     "inspect": "Show what a graph needs: its plain peak, what fills it, and the least that any plan needs.",
     "convert": "Write a graph in the native JSON format.",
@@ -51,11 +54,11 @@ VERBS: Mapping[str, str] = {
     "planners": "List the planners, their options, defaults and sources.",
 }
 
-# By this variable a shell asks for a line to be completed, as click's scripts do.
+# The variable by which a shell asks to complete a line, as in click's scripts.
 COMPLETE = "_REMAT_COMPLETE"
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {code.meaning}" for code in ExitCode)
 
-# Disk full, quota used up, file too large, device error, read-only file system.
+# Disk full, quota exceeded, file too large, device error, read-only file system.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -115,7 +118,10 @@ def cli(debug: bool, log_file: Path | None) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line, turn whatever ends it into a message and an exit code, and note both where asked to."""
+    """Run the command line, and exit with a message and an exit code.
+
+    The log notes both, if there is one.
+    """
     prepare_streams()
     take_as_ctrl_c()
     try:
@@ -126,10 +132,10 @@ def main() -> NoReturn:
 
 
 class _Warnings(logging.Handler):
-    """Shows warnings on stderr: claims of planners that turned out to be false."""
+    """Shows warnings on stderr: false claims of planners."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one."""
+        """Show one warning."""
         click.echo(f"{click.style('warning', fg='yellow', bold=True)}: {_shown(record.getMessage())}", err=True)
 
 
@@ -137,7 +143,7 @@ _WARNINGS = _Warnings(logging.WARNING)
 
 
 def _note(end: SystemExit) -> None:
-    """Write how the call ended to the log, if there is one; where remat is to blame, with a traceback."""
+    """Log the end of the call, with a traceback if remat is to blame."""
     log, error = logging.getLogger("remat"), end.__context__
     if not log.isEnabledFor(logging.INFO):
         return
@@ -150,9 +156,9 @@ def _note(end: SystemExit) -> None:
 
 
 def _run() -> NoReturn:
-    # A large graph is a million objects and no cycles: the collector would go through them again and again.
+    # A large graph is a million objects without cycles: the collector would traverse them again and again.
     gc.set_threshold(100_000, 50, 100)
-    # A last collection at exit would take seconds after a large model was captured.
+    # A final collection at exit would take seconds after capturing a large model.
     atexit.register(gc.freeze)
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("REMAT_DEBUG"))
     logging.getLogger("remat").addHandler(_WARNINGS)
@@ -162,7 +168,7 @@ def _run() -> NoReturn:
             sys.stdout.flush()
     except KeyboardInterrupt:
         _end_interrupted()
-    except BrokenPipeError:  # whoever read stdout has left: `remat --help | head`
+    except BrokenPipeError:  # the reader of stdout has left: `remat --help | head`
         drop_stdout()
         code = ExitCode.DONE
     except click.ClickException as error:
@@ -183,9 +189,9 @@ def _run() -> NoReturn:
 
 
 def _called() -> Any:
-    """Run the call and return its exit code, if it has one; complete a line instead where a shell asks for that.
+    """Run the call and return its exit code, or complete a shell's line.
 
-    This is what `cli.main` does, which writes an empty line wherever Ctrl-C finds it between its parts.
+    `cli.main` does the same, but writes an empty line if Ctrl-C arrives between its parts.
     """
     if instruction := os.environ.get(COMPLETE):
         from click.shell_completion import shell_complete
@@ -206,7 +212,7 @@ def _end_interrupted() -> NoReturn:
 
 
 def _described(error: Exception) -> tuple[str, str, int]:
-    """Return message, hint and exit code for an error that comes from outside remat, or from a bug in it."""
+    """Return message, hint and exit code for a foreign error or a bug."""
     if refused := refusal_of(error):
         return refused.message, refused.hint, refused.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
@@ -221,7 +227,10 @@ def _described(error: Exception) -> tuple[str, str, int]:
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:
-    """Show an error and leave; control characters in names from files do not reach the terminal."""
+    """Show an error and exit.
+
+    Control characters in names from files do not reach the terminal.
+    """
     end_undisturbed()
     click.echo(f"{click.style('error', fg='red', bold=True)}: {_shown(message)}", err=True)
     if hint:

@@ -1,4 +1,4 @@
-"""`remat allocate`: an offset for everything that a schedule, or a table of buffers, keeps in memory."""
+"""`remat allocate`: offsets for a schedule or a table of buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remat_cli.core.arena import Bank
     from remat_cli.planners.shared.limits import Limits
 
-    # Banks, the largest arena, or None for the smallest.
+    # banks, the largest arena, or None for the smallest arena
     _Room = tuple[Bank, ...] | int | None
 
 
@@ -91,17 +91,19 @@ def command(
     room = parse_banks(banks) or limit
     limits = limits_of(seconds, cores=cores)
     if schedule is None:
-        found, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
+        allocation, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
     else:
-        found, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
+        allocation, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
     if output is not None and content is not None:
         streams.write(output, content)
     written = None if content is None or output in (None, STDOUT) else output
-    _report(streams, found, title, room, written)
-    return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code
+    _report(streams, allocation, title, room, written)
+    return ExitCode.INTERRUPTED if allocation.interrupted else allocation.status.exit_code
 
 
-def _report(streams: Output, found: Allocation | BankAllocation, title: str, room: _Room, written: Path | None) -> None:
+def _report(
+    streams: Output, allocation: Allocation | BankAllocation, title: str, room: _Room, written: Path | None
+) -> None:
     from remat_cli.allocation.portfolio import Allocation
     from remat_cli.reports.terminal.allocation import (
         allocation_report,
@@ -110,22 +112,26 @@ def _report(streams: Output, found: Allocation | BankAllocation, title: str, roo
         banks_summary,
     )
 
-    if isinstance(found, Allocation):
+    if isinstance(allocation, Allocation):
         limit = room if isinstance(room, int) else None
         streams.report(
-            lambda: allocation_report(found, title, capacity=limit, written=written),
-            lambda: allocation_summary(found, capacity=limit),
+            lambda: allocation_report(allocation, title, capacity=limit, written=written),
+            lambda: allocation_summary(allocation, capacity=limit),
         )
     elif isinstance(room, tuple):
         streams.report(
-            lambda: banks_report(found, title, banks=room, written=written), lambda: banks_summary(found, banks=room)
+            lambda: banks_report(allocation, title, banks=room, written=written),
+            lambda: banks_summary(allocation, banks=room),
         )
 
 
 def _of_buffers(
     path: Path, limits: Limits, room: _Room, alignment: int, streams: Output
 ) -> tuple[Allocation | BankAllocation, bytes | None, str]:
-    """Return what was found for a file of buffers, the file with offsets (None without any), and what it holds."""
+    """Search offsets for a file of buffers.
+
+    Return the result, the file with offsets (None without any), and a title.
+    """
     from remat_cli.allocation.banks import allocate_in_banks
     from remat_cli.allocation.portfolio import allocate
     from remat_cli.formats.buffers_csv import read_buffers
@@ -139,8 +145,8 @@ def _of_buffers(
     title = f"{path.name} · {len(file.buffers):,} buffers"
     with streams.progress() as observe:
         if not isinstance(room, tuple):
-            found = allocate(file.buffers, limits, capacity=room, alignment=alignment, observe=observe)
-            return found, None if found.offsets is None else file.with_offsets(found.offsets), title
+            allocation = allocate(file.buffers, limits, capacity=room, alignment=alignment, observe=observe)
+            return allocation, None if allocation.offsets is None else file.with_offsets(allocation.offsets), title
         chosen = allocate_in_banks(file.buffers, file.traffic, room, limits, alignment=alignment, observe=observe)
     if chosen.offsets is None or chosen.banks is None:
         return chosen, None, title
@@ -156,7 +162,10 @@ def _of_schedule(
     streams: Output,
     given: dict[str, Any],
 ) -> tuple[Allocation | BankAllocation, bytes | None, str]:
-    """Return what was found for a schedule, its file with addresses (None without any), and what it holds."""
+    """Search offsets for a schedule.
+
+    Return the result, its file with addresses (None without any), and a title.
+    """
     from dataclasses import replace
 
     from remat_cli.allocation.of_schedule import arena_in_banks, arena_of
@@ -170,12 +179,12 @@ def _of_schedule(
         prepared, _ = replay(graph, merge_config(given).said, file, schedule)
         asked = prepared.graph, file.schedule
         alignment = alignment or USUAL_ALIGNMENT
-        found: Allocation | BankAllocation
+        allocation: Allocation | BankAllocation
         if isinstance(room, tuple):
-            found, arena = arena_in_banks(*asked, room, limits, alignment=alignment, observe=observe)
+            allocation, arena = arena_in_banks(*asked, room, limits, alignment=alignment, observe=observe)
         else:
-            found, arena = arena_of(*asked, limits, capacity=room, alignment=alignment, observe=observe)
+            allocation, arena = arena_of(*asked, limits, capacity=room, alignment=alignment, observe=observe)
     if arena is not None:
         check_arena(prepared.graph, file.schedule, arena)
     content = None if arena is None else with_arena(schedule, arena)
-    return found, content, f"{schedule.name} · {len(file.schedule.steps):,} steps of {prepared.graph.name}"
+    return allocation, content, f"{schedule.name} · {len(file.schedule.steps):,} steps of {prepared.graph.name}"

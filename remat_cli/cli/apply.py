@@ -1,4 +1,4 @@
-"""`remat apply`: a schedule written as an ONNX model that runs it."""
+"""`remat apply`: an ONNX model that runs a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`remat batch`: many graphs, budgets and ways of planning."""
+"""`remat batch`: many graphs, budgets and configs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def command(
             return line
 
         waiting = [job for job in asked if job.key not in records.lines]
-        # Lines on the terminal show by themselves how far it is.
+        # Lines on the terminal show the progress by themselves.
         shown = Output(quiet=True) if output == STDOUT and sys.stdout.isatty() else streams
         if waiting:
             if scheduler is None:
@@ -168,7 +168,10 @@ def _check_call(output: Path | None, *, resume: bool, retry: bool, jobs: int | N
 
 
 def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
-    """Return the groups of jobs of a manifest or of files, with the options of the command line on top."""
+    """Return the groups of jobs of a manifest or of files.
+
+    The options of the command line override theirs.
+    """
     from remat_cli.batch.manifest import load_manifest
     from remat_cli.batch.requests import JobGroup, matching_files
 
@@ -196,13 +199,13 @@ def _groups(files: Sequence[str], given: Mapping[str, Any]) -> list[JobGroup]:
 
 
 def _with_options(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> tuple[RunConfig, ...]:
-    """Return the configs with the planner options that the command line sets."""
+    """Return the configs with planner options from the command line."""
     chosen = with_given_options({config.label: config.request.chosen for config in configs}, given)
     return tuple(config.under({"planner": chosen[config.label]}) for config in configs)
 
 
 def _allowed(wanted: int, streams: Output) -> int:
-    """Return how many jobs run at the same time, and say where the system allows fewer than are wanted."""
+    """Return the number of parallel jobs; note a limit by the system."""
     from remat_cli.batch.processes import FILES_EACH
 
     allowed = processes_for_files(wanted, FILES_EACH)

@@ -136,7 +136,7 @@ def _tell(
     project: Project,
     outcomes: Sequence[CheckOutcome],
 ) -> None:
-    """Write the report in each form that has a file, and print it in one; in none where that is None."""
+    """Write the report to its files, and print one form, or none."""
     from remat_cli.reports.check.forms import FORMS, check_report
 
     for form, file in files:
@@ -148,28 +148,28 @@ def _tell(
 
 
 def _write_first(project: Path, asked: Mapping[str, object], streams: Output) -> None:
-    """Write a project file for the models that are there.
+    """Write a project file for the models found.
 
     Raises:
-        UsageError: the file is there already, or would name no model, or something is asked for beside.
+        UsageError: the file exists, or would name no model, or another option is given.
     """
     from remat_cli.checks.first_project import first_project
 
-    beside = [option for option, value in asked.items() if value]
-    if beside:
-        raise UsageError(f"--init checks nothing, and takes no {beside[0]}", hint="check in a second call")
+    others = [option for option, value in asked.items() if value]
+    if others:
+        raise UsageError(f"--init checks nothing, and takes no {others[0]}", hint="check in a second call")
     _check_is_new(project)
     check_writes({"PROJECT": project})
     with streams.progress(keeps_plans=False) as observe:
-        found = first_project(project.parent, observe)
-    streams.notes([f"left out: {reason}" for reason in found.left_out])
-    if not found.models:
+        project_file = first_project(project.parent, observe)
+    streams.notes([f"left out: {reason}" for reason in project_file.left_out])
+    if not project_file.models:
         raise UsageError(
             f"there is no model in {project.parent.resolve()}, nor below it", hint="name the file beside the models"
         )
-    _check_is_new(project)  # somebody may have written it meanwhile
-    streams.write(project, found.content)
-    models = "1 model" if found.models == 1 else f"{found.models} models"
+    _check_is_new(project)  # another program may have written it meanwhile
+    streams.write(project, project_file.content)
+    models = "1 model" if project_file.models == 1 else f"{project_file.models} models"
     streams.notes([f"{project}: {models}, held to what they take today by: remat check {quote(str(project))}"])
 
 
@@ -183,10 +183,10 @@ def _check_is_new(project: Path) -> None:
 
 
 def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, dict[str, tuple[str, Path]]]:
-    """Return the form that is printed, and, by the option that names each, the forms that are written and their files.
+    """Return the form to print, and the files of other forms by option.
 
     Raises:
-        UsageError: there is no such form, or stdout would get several.
+        UsageError: a form is unknown, or stdout would get several.
     """
     from remat_cli.config import unknown_name
 
@@ -214,7 +214,7 @@ def _asked_for(forms: Sequence[str], output: Path | None) -> tuple[str, dict[str
 
 
 def _chosen(project: Project, only: Sequence[str]) -> tuple[ModelCheck, ...]:
-    """Return the models that one of the patterns names; all without any."""
+    """Return the models that match a pattern; all without patterns."""
     from remat_cli.config import unknown_name
 
     names = tuple(model.name for model in project.models)
@@ -227,7 +227,10 @@ def _chosen(project: Project, only: Sequence[str]) -> tuple[ModelCheck, ...]:
 
 
 def _readable(path: Path, read: Callable[[Path], dict[str, Figures]], *, or_none: bool) -> dict[str, Figures]:
-    """Return the baseline; with `or_none`, None for a broken one (after a merge, say) that is about to be replaced."""
+    """Read the baseline; `or_none` ignores a broken file.
+
+    It may be broken after a merge, for example, and is about to be replaced.
+    """
     try:
         return read(path)
     except UsageError:
@@ -244,7 +247,7 @@ def _update(
     *,
     keep_others: bool,
 ) -> None:
-    """Write the figures of every model that was measured; the other models keep their old figures."""
+    """Write the figures of every measured model; others keep old figures."""
     from remat_cli.checks.baseline import baseline_bytes
     from remat_cli.checks.check import Verdict
 

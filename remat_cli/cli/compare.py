@@ -104,7 +104,7 @@ def command(
 
 
 def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) -> list[tuple[Path, Prepared]]:
-    """Read the graphs; of several, some may lack dims that are given for all."""
+    """Read the graphs; with several, a graph may lack given dims."""
     from remat_cli.planning.memory_need import notes_on_memory
 
     optional = frozenset(options.dims) if len(graphs) > 1 else frozenset()
@@ -132,7 +132,7 @@ def _contests(
     sizes: tuple[BudgetSpec, ...],
     observe: Observer,
 ) -> list[Contest]:
-    """Let the planners work on one graph after the other, until the user interrupts it."""
+    """Run the planners graph by graph, until the user interrupts."""
     from remat_cli.reports.terminal.compare import Contest
     from remat_cli.studies.progress import Prefixed
     from remat_cli.studies.sweep import sweep
@@ -141,13 +141,13 @@ def _contests(
     for number, (path, graph) in enumerate(prepared, start=1):
         where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
         try:
-            found = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
+            swept = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
         except KeyboardInterrupt:
             if not contests:
                 raise
             contests[-1] = replace(contests[-1], sweep=replace(contests[-1].sweep, interrupted=True))
             break
-        contests.append(Contest(str(called(path)), graph, found))
-        if found.interrupted:
+        contests.append(Contest(str(called(path)), graph, swept))
+        if swept.interrupted:
             break
     return contests

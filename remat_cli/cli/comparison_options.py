@@ -29,7 +29,7 @@ from remat_cli.studies.sweep import Curve
 from remat_cli.units import parse_duration
 
 ALL = "all"
-# Default limit of each search: there are many points.
+# The default limit of each search, as there are many points.
 _SECONDS_A_POINT = 10.0
 
 _planner = partial(click.option, cls=SectionedOption, section=PLANNER)
@@ -69,16 +69,19 @@ def planners_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_planners(given: Mapping[str, Any], config: RunConfig, *, twice: bool = False) -> dict[str, Request]:
-    """Return the request for each planner, by the name under which it is shown; the budget is set later.
+    """Return the request for each planner, by displayed name.
+
+    The budget is set later.
 
     Args:
-        given: the options by their parameter names, as click hands them to a command.
-        config: names the planner and its options, where the command line does not.
-        twice: list a planner whose plans may offload a second time, without offloading, unless it exists to offload.
+        given: options by parameter name, as click passes them to a command.
+        config: config with planner and options, used if the command line names none.
+        twice: whether to list a planner that may offload a second time without offloading, unless it is made for
+            offloading.
 
     Raises:
-        UsageError: there is no such planner or config, one is named twice, an option is wrong, or no planner has it; or
-            with `twice`, plans may offload and none of the planners does.
+        UsageError: a planner or config is unknown or named twice, an option is wrong, or no planner has it; or with
+            `twice`, plans may offload and none of the planners does.
     """
     asked: dict[str, Request] = {}
     for label, request in _requests(_listed(given) or [config.request.chosen.name], config, given):
@@ -116,7 +119,10 @@ def _twice(requests: Mapping[str, Request]) -> dict[str, Request]:
 
 
 def planner_files(given: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the config files among the planners that are asked for: every entry that is no planner's name."""
+    """Return the config files among the listed planners.
+
+    These are the entries that are not a planner's name.
+    """
     return tuple(map(Path, _listed(given)))
 
 
@@ -125,14 +131,14 @@ def _listed(given: Mapping[str, Any]) -> list[str]:
 
 
 def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str, Any]) -> dict[str, PlannerChoice]:
-    """Return planners with the options of a command line, each where a planner has it.
+    """Give each planner the command line's options that it has.
 
     Args:
-        choices: planners by the names under which they are shown.
-        given: the options by their parameter names, as click hands them to a command.
+        choices: planners by displayed name.
+        given: options by parameter name, as click passes them to a command.
 
     Raises:
-        UsageError: none of the planners has an option.
+        UsageError: an option belongs to none of the planners.
     """
     chosen = dict(choices)
     for text in given["options"]:
@@ -144,17 +150,20 @@ def with_given_options(choices: Mapping[str, PlannerChoice], given: Mapping[str,
 
 
 def with_short_limit(choice: PlannerChoice) -> PlannerChoice:
-    """Return a planner with the time limit for one of many searches, where it has none of its own."""
+    """Return a planner with the limit for one of many searches.
+
+    A planner with a limit of its own keeps that.
+    """
     own = next((item.default for item in fields(PLANNERS[choice.name]) if item.name == "time_limit"), None)
     is_long = isinstance(own, float | int) and own > _SECONDS_A_POINT
-    # Where the work is counted, the clock is not what ends it.
+    # If the work is limited, the clock does not end the search.
     if not is_long or "time_limit" in choice.options or choice.options.get("work_limit") is not None:
         return choice
     return choice.with_options({"time_limit": _SECONDS_A_POINT})
 
 
 def refused_by_all(curves: Sequence[Curve]) -> RematError:
-    """Return the error for a call in which no planner could take any graph."""
+    """Return the error for a call in which all planners refused all graphs."""
     refusals = [curve.refusal for curve in curves if curve.refusal is not None]
     if len(refusals) == 1:
         return refusals[0]
@@ -163,7 +172,7 @@ def refused_by_all(curves: Sequence[Curve]) -> RematError:
 
 
 def _requests(listed: list[str], config: RunConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, Request]]:
-    """Yield the request for each listed planner, by the name under which it is shown."""
+    """Yield the request for each listed planner, by displayed name."""
     for entry in listed:
         if entry == ALL:
             yield from ((name, replace(config.request, planner=PlannerChoice(name))) for name in PLANNERS)
@@ -184,7 +193,10 @@ def _requests(listed: list[str], config: RunConfig, given: Mapping[str, Any]) ->
 
 
 def _give_option(key: str, value: Any, choices: dict[str, PlannerChoice]) -> None:
-    """Set an option of every planner that has it; PLANNER.KEY sets it for that planner alone."""
+    """Set an option in every planner that knows this option.
+
+    PLANNER.KEY sets it for that planner alone.
+    """
     label, dot, own_key = key.rpartition(".")
     if dot and label not in choices:
         raise unknown_name(f"--option {key}", label, tuple(choices))

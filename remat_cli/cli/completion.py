@@ -1,4 +1,4 @@
-"""`remat completion`: what a shell needs to complete verbs, options and names."""
+"""`remat completion`: scripts that complete verbs, options and names."""
 
 from __future__ import annotations
 

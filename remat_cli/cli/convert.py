@@ -1,4 +1,4 @@
-"""`remat convert`: any graph to the native format."""
+"""`remat convert`: any graph in the native format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`remat diff`: what changed between two graphs."""
+"""`remat diff`: the changes between two graphs."""
 
 from __future__ import annotations
 

@@ -70,15 +70,15 @@ def command(
 
     sized = ModelBySize(model, options, dim)
     with streams.progress() as observe:
-        found = fit(question, sized.at, observe, sized.told_at)
+        result = fit(question, sized.at, observe, sized.predict_at)
     if output is not None:
-        streams.write(output, found.planning.schedule_file)
-    streams.report(lambda: fit_report(found, choice), lambda: fit_summary(found))
-    return ExitCode.INTERRUPTED if found.interrupted else found.solution.status.exit_code
+        streams.write(output, result.planning.schedule_file)
+    streams.report(lambda: fit_report(result, choice), lambda: fit_summary(result))
+    return ExitCode.INTERRUPTED if result.interrupted else result.solution.status.exit_code
 
 
 def _split_dims(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the dimension to search, and those that have values."""
+    """Split the dimension to search from those with values."""
     searched = [text for text in texts if "=" not in text]
     values = [text for text in texts if "=" in text]
     if len(searched) != 1:

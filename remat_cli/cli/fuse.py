@@ -1,4 +1,4 @@
-"""`remat fuse`: a model as onnxruntime's optimiser leaves it, to be planned."""
+"""`remat fuse`: a model fused by onnxruntime's optimiser, for planning."""
 
 from __future__ import annotations
 

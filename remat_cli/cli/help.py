@@ -12,19 +12,19 @@ _SECTIONS = (_OWN, GRAPH, PLANNER, OUTPUT)
 
 
 class SectionedOption(click.Option):
-    """An option that stands in a section of the help page with others of its kind."""
+    """An option with a section of the help page."""
 
     def __init__(self, *args: Any, section: str = _OWN, **kwargs: Any) -> None:
-        """Take what click's option takes, and one of the sections above."""
+        """Take click's arguments for an option, and one of the sections above."""
         super().__init__(*args, **kwargs)
         self.section = section
 
 
 class Verb(click.Command):
-    """A verb whose help page has its own options first, and then those that it shares with others."""
+    """A verb whose help page lists its own options first."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
+        """Write the sections of options."""
         rows: dict[str, list[tuple[str, str]]] = {section: [] for section in _SECTIONS}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -36,7 +36,7 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Say where exit codes are listed."""
+        """Refer to the list of exit codes."""
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text("Exit codes: remat --help. A shell's completion: remat completion --help.")

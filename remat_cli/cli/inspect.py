@@ -1,4 +1,4 @@
-"""`remat inspect`: what a graph needs before anything is planned."""
+"""`remat inspect`: the memory that a graph needs, before planning."""
 
 from __future__ import annotations
 

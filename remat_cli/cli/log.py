@@ -1,4 +1,7 @@
-"""`--log-file`: what a call did and when, for long unattended runs and for reports of bugs."""
+"""`--log-file`: the events of a call, with their times.
+
+The log is for long unattended runs and for reports of bugs.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,26 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.writing import file_written
 
 _LOG = logging.getLogger("remat")
-# How a line begins: when, and the process.
+# The start of a line: the time, and the process.
 _LINE = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ ", re.MULTILINE)
 
 
 class _OneLine(logging.Formatter):
-    """Escapes control characters in names from files: they would break lines, or steer the terminal."""
+    """Escapes control characters in names from files.
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # the name is logging's
+    They would break lines, or steer the terminal.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging requires this name
         record.message = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in record.message)
         return super().formatMessage(record)
 
 
 class _LogFile(logging.FileHandler):
-    """Warns once where the log can no longer be written; the call goes on without it."""
+    """Warns once if the log can no longer be written, and lets the call go on."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
-        """Leave the file as it is where the system takes no more."""
+    def handleError(self, record: logging.LogRecord) -> None:  # logging requires this name
+        """Stop logging if the system accepts no more."""
         error = sys.exception()
         if isinstance(error, OSError):
             self._give_up(error)
@@ -41,7 +47,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close the file; some systems tell only now that the disk is full."""
+        """Close the file; some systems report a full disk only now."""
         try:
             super().close()
         except OSError as error:
@@ -56,10 +62,10 @@ class _LogFile(logging.FileHandler):
 
 
 def start(path: Path) -> None:
-    """Append to the file from now on.
+    """Start appending to the log file.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     _check_is_log(path)
     try:
@@ -77,10 +83,13 @@ def start(path: Path) -> None:
 
 
 def _check_is_log(path: Path) -> None:
-    """Raise a UsageError if the file is something other than a log of remat: nothing may be appended to it."""
+    """Raise a UsageError if the file is not a log of remat.
+
+    Nothing may be appended to another file.
+    """
     if not isfile(path):
         return
-    with suppress(OSError), path.open("rb") as file:  # what cannot be read may still be appended to
+    with suppress(OSError), path.open("rb") as file:  # an unreadable file may still be appended to
         head = file.read(4096)
         if head and not _LINE.search(head):
             raise UsageError(
@@ -90,7 +99,7 @@ def _check_is_log(path: Path) -> None:
 
 
 def stop() -> None:
-    """Close the file."""
+    """Close the log file."""
     for handler in tuple(_LOG.handlers):
         if isinstance(handler, _LogFile):
             handler.close()
@@ -99,29 +108,29 @@ def stop() -> None:
 
 
 class Logged(PassingObserver):
-    """Notes what a planner finds, and passes it on."""
+    """Logs and forwards a planner's plans and bounds."""
 
     def phase(self, text: str) -> None:
-        """The planner starts something."""
+        """Log the start of a phase."""
         _LOG.info("%s", text)
         super().phase(text)
 
     def found(self, plan: Plan) -> None:
-        """The planner has a plan."""
+        """Log a plan."""
         _LOG.info("found a plan that takes %d units of time", plan.time)
         super().found(plan)
 
     def bound(self, bound: Bound) -> None:
-        """The planner has proven a bound."""
+        """Log a bound."""
         _LOG.info("no plan takes less than %d units of time (%s, %s)", bound.time, bound.scope, bound.basis)
         super().bound(bound)
 
     def asks(self, planner: str) -> None:
-        """A portfolio turns to another planner."""
+        """Log the portfolio's next planner."""
         _LOG.info("asking %s", planner)
         super().asks(planner)
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        """There is a better plan or bound."""
+        """Log the best overhead and bound."""
         _LOG.info("best overhead %.6f, bound %.6f%s", overhead, bound, f", by {found_by}" if found_by else "")
         super().standing(overhead, bound, found_by)

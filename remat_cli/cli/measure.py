@@ -1,4 +1,4 @@
-"""`remat measure`: run each op of a model or step, and write what it takes."""
+"""`remat measure`: the time and workspace of each op."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def _of_model(
             hint="measure the ONNX model or PyTorch step that it comes from",
         )
     check_can_measure()
-    # The backward pass is not in the file: the ops that are measured are those of the forward pass.
+    # The file has no backward pass: the measured ops are those of the forward pass.
     options = replace(options, mode="inference", optimizer=None)
     prepared = prepare(graph, options)
     return prepared, measure_model(graph, options, prepared.graph, time_limit=time_limit, observe=observe)
 
 
 def _completed(prepared: Prepared, measured: Measurements) -> tuple[Prepared, Measurements]:
-    """Give ops that could not be measured the time of the roofline model, and say so."""
+    """Fill in missing measurements from the roofline model, with a note."""
     missing = measured.missing(prepared.graph)
     if not missing:
         return prepared, measured

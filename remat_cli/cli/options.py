@@ -1,4 +1,4 @@
-"""Options that verbs share, and how they go together with a config file: the command line wins."""
+"""Options shared by verbs, merged over a config file."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ graph_argument = click.argument("graph", type=READ, metavar="GRAPH")
 
 
 def planner_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the planners whose names begin like this."""
+    """Complete the name of a planner."""
     return _beginning(PLANNERS, incomplete)
 
 
 def planner_lists(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the lists of planners, separated by commas, that go on like this."""
+    """Complete the last name in a list of planners."""
     before, comma, last = incomplete.rpartition(",")
     return [CompletionItem(f"{before}{comma}{item.value}") for item in _beginning(PLANNERS, last)]
 
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the options, with the equals sign, of the planner that was named before."""
+    """Complete the options, with equals sign, of the named planner."""
     planner = PLANNERS.get(ctx.params.get("planner") or "")
     return [] if planner is None else _beginning((f"{option.name}=" for option in fields(planner)), incomplete)
 
 
 def config_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the configs that come with remat, and files."""
+    """Complete names of shipped configs and of files."""
     return [*_beginning(shipped_names("configs"), incomplete), CompletionItem(incomplete, type="file")]
 
 
 def device_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the device profiles that come with remat, and files."""
+    """Complete names of shipped device profiles and of files."""
     return [*_beginning(shipped_names("configs/devices"), incomplete), CompletionItem(incomplete, type="file")]
 
 
@@ -76,7 +76,7 @@ _CONFIG = _graph(
     help="YAML file, or the name of one that comes with remat (such as approx_dp). The command line wins over it.",
 )
 
-# What a shell can complete of a setting's values, where they cannot be listed.
+# Completions of settings whose values cannot be listed.
 _COMPLETIONS = {"device": device_names, "planner": planner_names}
 
 
@@ -86,34 +86,37 @@ def setting_option(
     """Return the click option of a declared setting.
 
     Args:
-        owner: the class of which it is a field.
-        name: of the field.
-        section: of the help page; else the one of the verb's own options.
-        different: what click is told differently.
+        owner: the class of the setting's field.
+        name: name of the field.
+        section: section of the help page; None for the verb's own options.
+        different: arguments of click that override the declaration.
     """
     item = next(item for item in fields(owner) if item.name == name)
     said, option = declared(item), option_of(name)
-    told: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
+    arguments: dict[str, Any] = {"help": said.help, "metavar": said.metavar, "shell_complete": _COMPLETIONS.get(name)}
     if said.choices:
-        told["type"] = click.Choice(said.choices)
+        arguments["type"] = click.Choice(said.choices)
     if said.names_file:
-        told["type"] = NameToRead()
+        arguments["type"] = NameToRead()
     if isinstance(item.default, bool):
-        # Either is said, or nothing: then the config file or the default decides.
-        option, told["default"] = f"{option}/{without(option)}", None
+        # Either value is given, or none: then the config file or the default decides.
+        option, arguments["default"] = f"{option}/{without(option)}", None
     if item.default_factory is dict:
-        told["multiple"] = True
+        arguments["multiple"] = True
     if section is not None:
-        told |= {"cls": SectionedOption, "section": section}
-    return click.option(option, name, **(told | different))
+        arguments |= {"cls": SectionedOption, "section": section}
+    return click.option(option, name, **(arguments | different))
 
 
 def graph_option(name: str, **different: Any) -> Callable[[Command], Command]:
-    """Return the click option of a field of `GraphOptions`; see `setting_option`."""
+    """Return the click option of a field of `GraphOptions`.
+
+    See `setting_option`.
+    """
     return setting_option(GraphOptions, name, GRAPH, **different)
 
 
-# Each verb takes these in its own way, if it does; all others are taken alike wherever something is planned.
+# Each verb handles these in its own way, if at all; the other settings are the same for all verbs that plan.
 _BY_THE_VERB = ("budget", "planner", "max_overhead")
 PLAN_SETTINGS = tuple(
     setting_option(Request, item.name, PLANNER) for item in fields(Request) if item.name not in _BY_THE_VERB
@@ -174,17 +177,17 @@ output_options = _apply(_OUTPUT_OPTIONS)
 
 
 def merge_config(given: dict[str, Any]) -> RunConfig:
-    """Put the options of a command line on top of the config file that it names.
+    """Merge the options of a command line over its config file.
 
     Args:
-        given: the options by their parameter names, as click hands them to a command.
+        given: options by parameter name, as click passes them to a command.
 
     Raises:
         UsageError: the file or an option is wrong.
     """
     config = load_config(given["config"]) if given.get("config") is not None else RunConfig()
     said = said_on_command_line(given)
-    # The same planner keeps the options that the file gives it; to another one they mean nothing.
+    # The same planner keeps its options from the file; they mean nothing to another planner.
     if "planner" in said and said["planner"].name == config.request.chosen.name:
         del said["planner"]
     merged = config.under(said)
@@ -197,10 +200,10 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
 
 
 def said_on_command_line(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings given on a command line, without the planner's own options.
+    """Return the settings on a command line, without planner options.
 
     Args:
-        given: the options by their parameter names, as click hands them to a command.
+        given: options by parameter name, as click passes them to a command.
 
     Raises:
         UsageError: a value is not understood.
@@ -221,14 +224,14 @@ def said_on_command_line(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_option(option: str, message: str) -> str:
-    """Prefix a message with the option, unless it begins with it."""
+    """Prefix a message with the option, unless it begins with that."""
     if message.startswith(option):
         return message
     return f"{option} {message}" if message.startswith("'") else f"{option}: {message}"
 
 
 def read_call(given: dict[str, Any]) -> RunConfig:
-    """Merge config file and command line, including the options of the planner.
+    """Merge config file and command line, including planner options.
 
     Raises:
         UsageError: the file or an option is wrong, or the planner does not have an option.

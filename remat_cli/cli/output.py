@@ -1,4 +1,4 @@
-"""The output of a call: where it goes, and what is shown while a planner works."""
+"""The output of a call: its streams, and the progress of a planner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _note_force(context: click.Context, parameter: click.Parameter, value: bool)
     context.meta[_FORCE] = value
 
 
-# Every verb that writes files takes it; `Output` heeds it.
+# Every verb that writes files has this option; `Output` obeys it.
 force_option = click.option(
     "--force",
     is_flag=True,
@@ -57,17 +57,18 @@ def may_replace() -> bool:
 
 
 class Output:
-    """What one call writes: its files; report and summary to stdout; notes and progress to stderr.
+    """The outputs of one call.
+
+    It writes files, report and summary to stdout, and notes and progress to stderr.
 
     Args:
-        as_json: print a machine summary on stdout instead of the report.
-        quiet: print nothing.
-        writes: the files that will be written, by the options that name them; "-" is stdout, whose report then moves
-            to stderr, and None is no file.
-        reads: the files that the call reads, none of which may be among them.
+        as_json: whether to print the summary as JSON instead of the report.
+        quiet: whether to print nothing.
+        writes: the files to write, by option; "-" is stdout, and moves the report to stderr; None is no file.
+        reads: the files that the call reads, none of which may be written.
 
     Raises:
-        UsageError: a file cannot be written, is named twice, or is also read: nothing has been done yet.
+        UsageError: a file cannot be written, is named twice, or is also read. The call has done nothing yet.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Output:
         check_writes(files, (*map(file_of, reads), *logs), force=may_replace())
 
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
-        """Show the report or, where that was asked for, the summary; only what is shown is made."""
+        """Show the report or the summary, and build only that."""
         if self._quiet:
             return
         with reader_may_leave():
@@ -105,10 +106,10 @@ class Output:
             else:
                 console, shown = _console(to_stderr=self._stdout_is_taken), renderable()
                 heed_a_request_that_waits()
-                console.print(shown, crop=False)  # a report fits the width, but for what is to be copied
+                console.print(shown, crop=False)  # a report fits the width, except text to copy
 
     def notes(self, notes: Sequence[str]) -> None:
-        """Show on stderr what the user should know about the input, where there is no report that does."""
+        """Show notes on the input on stderr, for calls without a report."""
         if self._quiet or not notes:
             return
         from remat_cli.reports.safe_text import clean
@@ -120,10 +121,12 @@ class Output:
 
     @contextmanager
     def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:
-        """Show what a planner does while it works, with the elapsed time; on a terminal only. Note it in the log.
+        """Show a planner's progress on a terminal and in the log.
+
+        Note it in the log.
 
         Args:
-            keeps_plans: where it is interrupted, the call goes on with the best plan until then.
+            keeps_plans: whether an interrupted call goes on with the best plan until then.
         """
         with self._shown_progress(keeps_plans=keeps_plans) as observe:
             if _LOG.isEnabledFor(logging.INFO):
@@ -144,7 +147,10 @@ class Output:
             yield _Progress(progress, keeps_plans=keeps_plans)
 
     def write(self, path: Path, content: bytes) -> bool:
-        """Write a file whole or not at all; "-" is stdout. Tell whether there is still a reader."""
+        """Write a file whole or not at all; "-" is stdout.
+
+        Tell whether there is still a reader.
+        """
         heed_a_request_that_waits()
         if path != STDOUT:
             write_file(path, content, force=may_replace())
@@ -157,14 +163,14 @@ class Output:
 
 
 class _Progress(Observer):
-    """Shows the phase a planner is in and the best plan so far; the elapsed time runs by itself."""
+    """Shows a planner's phase and best plan; the elapsed time runs by itself."""
 
     def __init__(self, progress: Progress, *, keeps_plans: bool = True) -> None:
         self._progress = progress
         self._task = progress.add_task("")
         self._phase = ""
         self._standing = ""
-        # Who sees that nothing gets better should know that what there is is not lost.
+        # Users who see no more gain should know that the best plan is not lost.
         self._ends = " · Ctrl-C takes the best plan" if keeps_plans else ""
 
     def begins(self) -> None:
@@ -193,6 +199,6 @@ def _console(*, to_stderr: bool) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would end the process with 1
 
-    # As everywhere else, 0 columns mean that their number is not known; to rich they are no columns.
+    # 0 columns mean an unknown number, as everywhere else; rich would take them literally.
     width = get_terminal_size().columns if set(environ.get("COLUMNS", "")) == {"0"} else None
     return Piped(stderr=to_stderr, highlight=False, width=width)

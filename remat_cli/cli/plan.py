@@ -108,7 +108,10 @@ def command(
 
 
 def _why_uncompiled(planning: Planning) -> str:
-    """Return why the planner that found the plan ran uncompiled, and what to do; nothing where it did not."""
+    """Return why the plan's planner ran uncompiled, with the remedy.
+
+    The text is empty if it did not.
+    """
     if (planning.solution.result.found_by or planning.planner.name) != "annealing":
         return ""
     from remat_cli.planners.annealing.flat import why_uncompiled

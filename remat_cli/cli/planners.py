@@ -1,4 +1,4 @@
-"""`remat planners`: what there is to choose from."""
+"""`remat planners`: the planners and their options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool)
 
 
 def _compile() -> None:
-    """Compile what is called too often to be compiled within a time limit."""
+    """Compile functions that are called too often for plain Python.
+
+    Their compilation would not fit a time limit.
+    """
     from remat_cli.allocation.portfolio import compile_searches
     from remat_cli.compiled import can_compile, trouble
     from remat_cli.generate.layered import Layered
@@ -53,8 +56,8 @@ def _compile() -> None:
     if can_compile() and trouble() is None:
         compile_for(synthesize(Layered(), ops=40).graph)
         were_ready = compile_searches()
-    if found := trouble():
-        raise UsageError(found.reason, hint=found.remedy)
+    if reason := trouble():
+        raise UsageError(reason.reason, hint=reason.remedy)
     done = {True: "was compiled before", False: "compiled, and kept for later runs"}
     click.echo(f"arenas: {done[were_ready]}")
     click.echo(f"annealing: {done[was_ready]}")

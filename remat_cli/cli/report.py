@@ -1,4 +1,4 @@
-"""`remat report`: a schedule as a page to look at, or in the format of another viewer."""
+"""`remat report`: a schedule as a page, or for another viewer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def command(
         ),
         lambda: verify_summary(prepared, trace, budget_bytes=budget, taken=taken, file=file) | {"report": str(output)},
     )
-    # The report is there to see what is wrong.
+    # The report serves to find the fault.
     if (broken := broken_claims(file, prepared, trace, budget)) is not None:
         raise broken
 

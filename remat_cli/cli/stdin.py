@@ -1,4 +1,4 @@
-"""Standard input as a file: `-` stands for it wherever a file is read."""
+"""Standard input as a file: `-` instead of a file's name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import click
 from remat_cli.errors import UsageError
 
 _USED = "remat_cli.stdin"
-# As people are told of it, and where what it names lies: in the current folder.
+# The name in messages; paths in the content are relative to the current folder.
 _CALLED = Path("stdin")
-# The file that holds what came, of this call.
+# The file with the content of stdin, for this call.
 _copy: Path | None = None
 
 
 class FileToRead(click.Path):
-    """A file that is read; `-` is standard input, saved in a file that is deleted when the call ends."""
+    """A file to read; `-` is standard input, saved until the call ends."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -40,7 +40,7 @@ class FileToRead(click.Path):
             raise UsageError("stdin can be read only once", hint="save one of the two to a file")
         ctx.meta[_USED] = True
         folder = mkdtemp(prefix="remat-")
-        # Not with the context, which is not left where a later argument is refused.
+        # Not with the context, which is not left if a later argument is refused.
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         _copy = Path(folder, _CALLED.name)
         with _copy.open("wb") as file:
@@ -49,7 +49,7 @@ class FileToRead(click.Path):
 
 
 class NameToRead(FileToRead):
-    """The same for what may also be the name of a file that comes with remat."""
+    """A file to read, or the name of a file that comes with remat."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the name, or the path of the file, as text."""
@@ -60,20 +60,20 @@ READ = FileToRead()
 
 
 def is_stdin(path: Path) -> bool:
-    """Tell whether a file that is read holds what came from standard input."""
+    """Tell whether a file holds the content of standard input."""
     return path == _copy
 
 
 def called(path: Path) -> Path:
-    """Return the path as people are told of it, from which what the file names is found."""
+    """Return the path for messages, and for names within the file."""
     return _CALLED if is_stdin(path) else path
 
 
 def in_a_call(path: Path) -> Path:
-    """Return what stands for a file that is read where a call of remat is shown."""
+    """Return the argument for a file in an example call: `-` for stdin."""
     return Path("-") if is_stdin(path) else path
 
 
 def told(text: str) -> str:
-    """Return a text for people that says "stdin" where it names the file that holds it."""
+    """Replace the path of stdin's file by "stdin" in a text for people."""
     return text if _copy is None else text.replace(str(_copy), _CALLED.name)

@@ -1,4 +1,4 @@
-"""Where the time of a call goes."""
+"""The time of each stage of a call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from remat_cli.core.problem import Observer, PassingObserver
 
 
 class Stopwatch:
-    """Adds up the time of each stage; a stage within another one is not counted as that one's time.
+    """Adds up the time of each stage, without stages inside.
 
     Attributes:
-        seconds: of each stage, in the order in which they began.
+        seconds: seconds of each stage, in the order of their start.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        """Read the time, in seconds, off `clock`."""
+        """Start with the time of `clock`, in seconds."""
         self.seconds: dict[str, float] = {}
         self._clock = clock
         self._running: list[str] = []
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time within as that of a stage, also where it ends with an error."""
+        """Count the time of the block for a stage, even after an error."""
         self._count()
         self.seconds.setdefault(name, 0.0)
         self._running.append(name)
@@ -43,13 +43,13 @@ class Stopwatch:
 
 
 class Timed(PassingObserver):
-    """Counts the time in which plans are judged apart from that in which they are made."""
+    """Counts the time of judging plans separately from that of planning."""
 
     def __init__(self, observe: Observer, watch: Stopwatch) -> None:
-        """Pass everything on to `observe`."""
+        """Forward everything to `observe`."""
         super().__init__(observe)
         self._watch = watch
 
     def judging(self) -> AbstractContextManager[None]:
-        """Count it as judging."""
+        """Count the block as judging."""
         return self._watch.stage("judging")

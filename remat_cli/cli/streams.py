@@ -1,4 +1,7 @@
-"""Standard streams that nobody reads: closed, as under cron and daemons, or left by their reader."""
+"""Standard streams without a reader: closed or left.
+
+They are closed under cron and daemons, for example.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def prepare_streams() -> None:
-    """Make sure that the standard streams exist, and that a message on stderr never ends a call."""
+    """Make sure that standard streams exist, and stderr never ends a call."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if _is_closed(number):
-            # The lowest free number is this one. Otherwise the next file has it, and what is printed goes there.
+            # The lowest free number is this one. Otherwise the next file gets it, and receives all printed text.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
     if sys.stderr is sys.__stderr__ and sys.stderr is not None:
@@ -36,10 +39,10 @@ def _is_closed(number: int) -> bool:
 
 
 class _Unheard(FileIO):
-    """A stream whose pipe, disk or terminal may be gone: what cannot be written is dropped."""
+    """A stream that drops text if its pipe, disk or terminal is gone."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write, or pretend to."""
+        """Write, or pretend to write."""
         try:
             return super().write(data)
         except OSError:
@@ -47,13 +50,16 @@ class _Unheard(FileIO):
 
 
 def stdout_is_closed() -> bool:
-    """Tell whether there was no stdout when the process started."""
+    """Tell whether the process started without stdout."""
     return sys.__stdout__ is None
 
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Go on after the reader of stdout has left (`remat ... | head`): the exit code still says how the call ended."""
+    """Continue after the reader of stdout has left (`remat ... | head`).
+
+    The exit code still says how the call ended.
+    """
     try:
         yield
     except OSError as error:
@@ -64,5 +70,8 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """Point stdout to the null device: the interpreter complains when it closes a broken stream."""
+    """Point stdout to the null device.
+
+    The interpreter would complain about closing a broken stream.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -67,12 +67,12 @@ def command(
         observe.phase("reading the graph")
         prepared = prepare(graph, config.graph)
         streams.notes(notes_on_memory(prepared.graph))
-        found = sweep(prepared, requests, sizes, observe)
-    if not found.points:
-        raise refused_by_all(found.curves)
+        result = sweep(prepared, requests, sizes, observe)
+    if not result.points:
+        raise refused_by_all(result.curves)
     if csv_file is not None:
-        streams.write(csv_file, sweep_csv(found, prepared))
+        streams.write(csv_file, sweep_csv(result, prepared))
     if plot is not None:
-        streams.write(plot, sweep_plot(found, prepared.graph, plot.suffix.lower()))
-    streams.report(lambda: sweep_report(found, prepared), lambda: sweep_summary(found, prepared))
-    return ExitCode.INTERRUPTED if found.interrupted else found.status.exit_code
+        streams.write(plot, sweep_plot(result, prepared.graph, plot.suffix.lower()))
+    streams.report(lambda: sweep_report(result, prepared), lambda: sweep_summary(result, prepared))
+    return ExitCode.INTERRUPTED if result.interrupted else result.status.exit_code

@@ -146,7 +146,10 @@ def command(
 def _execute_as_it_is(
     graph: Path, given: GraphOptions, streams: Output, fed: Mapping[str, Any], time_limit: float, seed: int
 ) -> None:
-    """Run a model or step without a schedule; an ONNX model is for inference unless an option says otherwise."""
+    """Run a model or step without a schedule.
+
+    An ONNX model is for inference unless an option says otherwise.
+    """
     from remat_cli.formats.functions import names_function
     from remat_cli.prepare import prepare
     from remat_cli.reports.terminal.execution import as_it_is_report, as_it_is_summary

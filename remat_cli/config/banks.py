@@ -1,4 +1,4 @@
-"""Memory banks as users write them: NAME=SIZE, or NAME=SIZE:SPEED."""
+"""Memory banks in the form NAME=SIZE or NAME=SIZE:SPEED."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _SPEED = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 
 def parse_bank(text: str) -> Bank:
-    """Return the bank that "psram=8MiB:0.4" names; without a speed it is as fast as the first one.
+    """Parse a bank, such as "psram=8MiB:0.4".
+
+    A bank without a speed is as fast as the first.
 
     Raises:
         UsageError: a part is missing or wrong.
@@ -38,16 +40,16 @@ def parse_bank(text: str) -> Bank:
 
 
 def bank_entry(text: str) -> tuple[str, Bank]:
-    """Return the name of a bank and the bank; see `parse_bank`."""
+    """Parse a bank with `parse_bank`; return its name and the bank."""
     bank = parse_bank(text)
     return bank.name, bank
 
 
 def banks_section(value: Mapping[str, str | int], document: Document) -> dict[str, Bank]:
-    """Return the banks that a section of a YAML file names, each NAME: SIZE[:SPEED].
+    """Return the banks of a YAML section, each NAME: SIZE[:SPEED].
 
     Raises:
-        UsageError: a bank is wrong; the message says where it stands.
+        UsageError: a bank is wrong; the message has its place.
     """
     return dict(
         placed(document, ("banks", name), partial(bank_entry, f"{name}={size}")) for name, size in value.items()
@@ -55,10 +57,10 @@ def banks_section(value: Mapping[str, str | int], document: Document) -> dict[st
 
 
 def parse_banks(texts: Iterable[str]) -> tuple[Bank, ...]:
-    """Return the banks in the order in which they are named.
+    """Return the banks in the order of their texts.
 
     Raises:
-        UsageError: one is wrong, or two have one name.
+        UsageError: a bank is wrong, or two have the same name.
     """
     banks = tuple(parse_bank(text) for text in texts)
     names = [bank.name for bank in banks]

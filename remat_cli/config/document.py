@@ -1,4 +1,7 @@
-"""YAML files and what they say, with file and line of each value; frozen dataclasses built from it."""
+"""YAML files with file and line of each value.
+
+Frozen dataclasses are built from a file's values.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class Document:
-    """Values from a file or the command line, and where each of them stands.
+    """Values from a file or the command line, with their places.
 
     Attributes:
-        values: what was said.
-        source: the file, or the option, for messages.
-        lines: line of each value by its path of keys; empty where there are no lines.
+        values: values by key.
+        source: name of the file or the option in messages.
+        lines: line of each value by its path of keys; empty for the command line.
     """
 
     values: Mapping[str, Any]
@@ -36,21 +39,27 @@ class Document:
     lines: Mapping[tuple[str | int, ...], int] = field(default_factory=dict)
 
     def place(self, path: tuple[str | int, ...]) -> str:
-        """Return "file:line: key" of a value, or of the nearest thing around it that has a line."""
-        around = path
-        while around and around not in self.lines:
-            around = around[:-1]
-        line = f":{self.lines[around]}" if around in self.lines else ""
+        """Return "file:line: key" of a value.
+
+        The line is that of the nearest outer value if the value has none.
+        """
+        outer = path
+        while outer and outer not in self.lines:
+            outer = outer[:-1]
+        line = f":{self.lines[outer]}" if outer in self.lines else ""
         return f"{self.source}{line}: {'.'.join(map(str, path))}"
 
     def section(self, key: str | int, values: Mapping[str, Any]) -> Document:
-        """Return the values under one key, or at one place of a list, as a document of their own."""
+        """Return the values under one key as a document.
+
+        The key may be a place in a list.
+        """
         lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
         return Document(values, self.source, lines)
 
 
 def placed(document: Document, path: tuple[str | int, ...], parse: Callable[[], Built]) -> Built:
-    """Return what `parse` makes of the value at `path`; its error is given the value's place."""
+    """Parse the value at `path`; an error gets the value's place."""
     try:
         return parse()
     except UsageError as error:
@@ -58,13 +67,13 @@ def placed(document: Document, path: tuple[str | int, ...], parse: Callable[[], 
 
 
 def unknown_name(place: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
-    """Return the error for a name that stands at `place` and is none of those that are known."""
+    """Return the error for an unknown name at `place`."""
     close = get_close_matches(name, list(known), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return UsageError(f"{place}: there is no {name!r}", hint=f"{hint}use one of {', '.join(known)}")
 
 
-# A key of a file: its name, its type, and its default (... where it has none).
+# A key of a file: its name, its type, and its default (... without one).
 _Key = tuple[str, Any, Any]
 
 
@@ -83,7 +92,7 @@ def _keys(cls: type) -> tuple[_Key, ...]:
 
 @cache
 def _keys_in_files(owner: type[Settings]) -> tuple[_Key, ...]:
-    """Return settings as keys of a file, typed as a file has them."""
+    """Return settings as keys of a file, with types in files."""
     keys: list[_Key] = []
     written = {item.name: declared(item).written for item in fields(owner)}
     for name, hint, default in _keys(owner):  # type: ignore[arg-type]  # no hashable type, to mypy
@@ -97,7 +106,7 @@ _MODELS: dict[tuple[tuple[Any, ...], ...], type[BaseModel]] = {}
 
 
 def _model(name: str, keys: Iterable[_Key]) -> type[BaseModel]:
-    """Return the pydantic model of these keys, made once."""
+    """Return the pydantic model of these keys, built once."""
     from pydantic import ConfigDict, create_model
 
     known: dict[str, Any] = {key: (hint, default) for key, hint, default in keys}
@@ -113,10 +122,11 @@ def options_schema(cls: type) -> dict[str, Any]:
 
 
 def checked(cls: type[Built], document: Document) -> Built:
-    """Build the frozen dataclass `cls` from a document, its field types held strictly.
+    """Build the frozen dataclass `cls` from a document, with strict types.
 
     Raises:
-        UsageError: for the first thing that is wrong, with its place and, for an unknown key, what may be meant.
+        UsageError: a key or value is wrong; the message has the first fault's place, and for an unknown key the nearest
+            known key.
     """
     values = _valid(_model(cls.__name__, _keys(cls)), document)  # type: ignore[arg-type]  # no hashable type, to mypy
     _check_choices(cls, values, document)
@@ -130,17 +140,19 @@ def said_in(
     without: Iterable[str] = (),
     required: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a section's settings and its other keys; null counts as not given.
+    """Read a section's settings and its other keys.
+
+    Null counts as not given.
 
     Args:
         document: the section.
-        owners: the classes whose settings its keys are.
-        more: types of its other keys, by name.
-        without: settings that it does not take.
-        required: the key among the others that has to be there.
+        owners: classes of the settings that the section may have.
+        more: types of the other keys, by name.
+        without: settings that the section may not have.
+        required: name of the other key that has to be there.
 
     Raises:
-        UsageError: for the first thing that is wrong, as `checked` does.
+        UsageError: a key or value is wrong; as `checked` raises.
     """
     if not document.values and required is None:
         return {}, {}  # and pydantic need not be loaded
@@ -167,12 +179,12 @@ def _read(setting: Declared, value: Any, name: str, document: Document) -> Any:
 
 
 def _valid(model: type[BaseModel], document: Document) -> dict[str, Any]:
-    """Validate a document against a model; return the values that it has."""
+    """Validate a document against a model; return the given values."""
     from pydantic import ValidationError
 
     try:
-        # By way of JSON, where text may stand for an enum's member and a whole number for a float. What Python callers
-        # give as objects (a bank, a path) counts as its text.
+        # Through JSON, where text may stand for an enum's member and a whole number for a float. Objects that Python
+        # callers give, such as a bank or a path, count as their text.
         valid = model.model_validate_json(json.dumps(document.values, default=str))
     except ValidationError as error:
         raise _first_fault(error.errors()[0], document, list(model.model_fields)) from None
@@ -188,7 +200,7 @@ def _check_choices(cls: type, values: Mapping[str, Any], document: Document) -> 
 
 def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str]) -> UsageError:
     path = tuple(fault["loc"])
-    # A union adds the names of its branches to the path, which say nothing to a user.
+    # A union adds the names of its branches to the path; they mean nothing to a user.
     while len(path) > 1 and path not in document.lines:
         path = path[:-1]
     place = document.place(path)
@@ -202,11 +214,13 @@ def _first_fault(fault: Mapping[str, Any], document: Document, known: list[str])
 
 
 def read_yaml(path: Path, called: Path | None = None) -> Document:
-    """Read a YAML file (or JSON, which is YAML) whose top is a mapping, keeping the line of everything.
+    """Read a YAML file with a mapping at the top.
+
+    The document has the line of every value. JSON is YAML, too.
 
     Args:
-        path: of the file.
-        called: the name under which messages speak of it, where that is another one.
+        path: path of the file.
+        called: name of the file in messages, if not `path`.
     """
     import yaml
 
@@ -236,7 +250,7 @@ def read_yaml(path: Path, called: Path | None = None) -> Document:
 
 
 def in_yaml(value: object) -> str:
-    """Return a value as it is written after a key, on one line."""
+    """Return a value as YAML on one line, for a place after a key."""
     import yaml
 
     text = yaml.safe_dump(value, allow_unicode=True, default_flow_style=True, sort_keys=False, width=10**6)
@@ -246,7 +260,10 @@ def in_yaml(value: object) -> str:
 def _value(
     node: yaml.Node, path: tuple[str | int, ...], source: str, lines: dict[tuple[str | int, ...], int], seen: set[int]
 ) -> Any:
-    """Return the value of a YAML node, strictly: no repeated keys, no aliases, no `010` that means 8."""
+    """Return the value of a YAML node, read strictly.
+
+    Repeated keys and aliases are errors, and `010` is not 8.
+    """
     import yaml
 
     line = node.start_mark.line + 1
@@ -277,7 +294,10 @@ _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*(?:_\d+)*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def scalar(text: str) -> Any:
-    """Return what a plain YAML scalar means: a decimal number, true, false or null; everything else is text."""
+    """Return the value of a plain YAML scalar.
+
+    The value is a decimal number, true, false or null; other scalars are text.
+    """
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     match = _NUMBER.fullmatch(text)

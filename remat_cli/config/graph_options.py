@@ -1,4 +1,7 @@
-"""Options of how a file becomes the graph that is planned, each declared once: here, or with those of readers."""
+"""Options of reading a graph from a file.
+
+Each option is declared once: here, or with the options of readers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.shipped import beside, shipped_names
+from remat_cli.config.shipped import file_or_shipped, shipped_names
 from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
@@ -15,7 +18,7 @@ from remat_cli.formats.input_values import is_file_name
 from remat_cli.settings import Said, declared, in_json, setting
 from remat_cli.training import OPTIMIZERS, Kernels
 
-# Cost models by name, and the file's own times, which need no model.
+# Cost models by name; "given" stands for the file's own times, which need no model.
 GIVEN_COSTS = "given"
 
 
@@ -27,21 +30,25 @@ def _ranks(text: str) -> int:
 
 @dataclass(frozen=True)
 class GraphOptions(ReadOptions):
-    """How a file becomes the graph that is planned; None leaves the choice to what the file is.
+    """Options of reading a graph from a file.
 
-    The fields are at once the options of the command line and the keys of a config file.
+    None leaves the choice to the kind of file.
+
+    The fields are options of the command line and keys of a config file.
 
     Attributes:
-        optimizer: its state is resident, if the file tells parameters apart (ONNX, PyTorch). By default sgd: no state.
-        kernels: which groups of nodes training runs in one kernel. By default those that an exporter took apart.
-        accumulate: a PyTorch step adds to gradients from before; else it makes them.
-        ranks: over so many, parameters, gradients and optimizer state are sharded, as FSDP does.
-        cost_model: what gives ops their time. By default roofline for ONNX, else the times in the file.
+        optimizer: optimizer whose state is resident, if the file marks parameters (ONNX, PyTorch). By default sgd: no
+            state.
+        kernels: groups of nodes that training runs in one kernel. By default those that an exporter split.
+        accumulate: a PyTorch step adds to earlier gradients; otherwise it allocates them.
+        ranks: number of ranks; parameters, gradients and optimizer state are sharded over them, as FSDP does.
+        cost_model: source of the ops' times. By default roofline for ONNX, otherwise the times in the file.
         device: profile for the roofline model, and for the link to the host.
-        measurements: what was measured of ops: times for the measured model, and workspace.
-        link_bandwidth: of the link to the host, each way if it is full duplex; by default the device profile's.
-        link_duplex: whether transfers to the host and back run at the same time; by default as the device profile says,
-            and half duplex without one.
+        measurements: file of measured times and workspace of ops.
+        link_bandwidth: bandwidth of the link to the host, in each direction if the link is full duplex; by default the
+            device profile's.
+        link_duplex: whether transfers in both directions run at the same time; by default the device profile's, or half
+            duplex.
     """
 
     optimizer: str | None = setting(None, "Whose state stays in memory.", choices=tuple(OPTIMIZERS))
@@ -68,17 +75,20 @@ class GraphOptions(ReadOptions):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that are named; a device may also be the name of one that comes with remat."""
+        """The files that the options name.
+
+        Among them may be the bare name of a shipped device profile.
+        """
         named = [getattr(self, item.name) for item in fields(self) if declared(item).names_file]
         named += [value for value in self.values.values() if is_file_name(value)]
         return tuple(Path(name) for name in named if name is not None)
 
     @property
     def recorded(self) -> dict[str, object]:
-        """The options that a schedule file records of how its graph was read, beside the mode.
+        """The options that a schedule file records, without the mode.
 
-        Files of the user are left out, as they lie elsewhere for whoever reads the schedule; so is what changes no
-        graph.
+        The user's files are left out: they lie elsewhere for readers of the schedule. Options that change no graph are
+        left out, too.
         """
         said = self.not_default
         for item in fields(self):
@@ -90,8 +100,11 @@ class GraphOptions(ReadOptions):
         return {name: in_json(value) for name, value in said.items() if value != {}}
 
 
-def beside_file(said: Said, folder: Path) -> dict[str, Any]:
-    """Make the file paths in settings relative to `folder`, where the file with these settings lies."""
+def with_paths_from(said: Said, folder: Path) -> dict[str, Any]:
+    """Make file paths in settings relative to `folder`.
+
+    The file with these settings lies there.
+    """
     files = {item.name: declared(item) for item in fields(GraphOptions) if declared(item).names_file}
     if "values" in said:
         values = said["values"].items()
@@ -99,6 +112,6 @@ def beside_file(said: Said, folder: Path) -> dict[str, Any]:
     return {
         name: value
         if name not in files
-        else str(folder / value if files[name].metavar == "FILE" else beside(folder, value))
+        else str(folder / value if files[name].metavar == "FILE" else file_or_shipped(folder, value))
         for name, value in said.items()
     }

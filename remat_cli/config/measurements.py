@@ -1,4 +1,7 @@
-"""The file of what was measured: `remat.measurements/1`, which `remat measure` writes, or a plain table of times."""
+"""Files of measured times and workspace.
+
+`remat measure` writes format `remat.measurements/1`; a plain table of times can be read, too.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _TIME, _WORKSPACE, _SIGNATURE = "time_ns", "workspace_bytes", "signature"
 
 
 def measurements_bytes(measurements: Measurements, graph: str) -> bytes:
-    """Return the file: UTF-8, one op a line, sorted by name.
+    """Return a measurements file: UTF-8, one op a line, sorted.
 
     Args:
-        measurements: what was measured.
-        graph: name of the graph that it was measured of, for people.
+        measurements: measured times and workspace.
+        graph: name of the measured graph, for people.
     """
     tables = {
         _TIME: measurements.times_ns,
@@ -43,7 +46,7 @@ def _json(value: object) -> str:
 
 
 def load_measurements(path: Path) -> Measurements:
-    """Read what was measured: a file of `remat measure`, or a table in YAML or JSON.
+    """Read a file of `remat measure`, or a table in YAML or JSON.
 
     The table maps names of ops, or types of ops, to nanoseconds.
 
@@ -72,7 +75,10 @@ def load_measurements(path: Path) -> Measurements:
 
 
 def _document(path: Path) -> Document:
-    """Return the file's values; what remat wrote is JSON, which takes far less time to read than YAML."""
+    """Return the file's values.
+
+    JSON, which `remat measure` writes, takes far less time to read than YAML.
+    """
     content = read_bytes(path, error=UsageError)
     if FORMAT.encode() in content[:200]:
         return Document(parse_json(path, content, error=UsageError), str(path))

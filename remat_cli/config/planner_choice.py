@@ -19,12 +19,14 @@ DEFAULT_PLANNER = "auto"
 
 @dataclass(frozen=True)
 class PlannerChoice:
-    """A planner by its name, with the given options; it can be pickled, and sent to another process.
+    """A planner's name with the given options.
+
+    A choice can be pickled, and sent to another process.
 
     Attributes:
-        name: as in PLANNERS.
-        options: the given ones; the others keep the planner's defaults.
-        source: where the options come from, for messages.
+        name: name of the planner, as in PLANNERS.
+        options: the given options; the others keep the planner's defaults.
+        source: origin of the options, for messages.
     """
 
     name: str = DEFAULT_PLANNER
@@ -32,12 +34,15 @@ class PlannerChoice:
     source: str = field(default="--option", compare=False)
 
     def has(self, option: str) -> bool:
-        """Tell whether the planner has an option of this name."""
+        """Return whether the planner has an option of this name."""
         return any(item.name == option for item in fields(PLANNERS[self.name]))
 
     def with_options(self, options: Mapping[str, Any], source: str | None = None) -> PlannerChoice:
-        """Return the choice with these options, too; they win. `source`, if given, is where they come from."""
-        # What is built is kept where nothing changes.
+        """Return the choice with more options, which win over earlier options.
+
+        `source`, if given, is the origin of the options.
+        """
+        # The same object keeps its built planner.
         return replace(self, options={**self.options, **options}, source=source or self.source) if options else self
 
     @cached_property
@@ -57,7 +62,10 @@ class PlannerChoice:
         return self.name in OFFLOADING
 
     def check_can_offload(self, place: str = "") -> None:
-        """Raise a UsageError where the planner never moves a tensor to the host; `place` is where it was asked to."""
+        """Raise a UsageError if the planner never uses the host.
+
+        `place` is the origin of the request to offload, for messages.
+        """
         if not self.can_offload:
             those = f"{', '.join(OFFLOADING[:-1])} or {OFFLOADING[-1]}"
             raise UsageError(
@@ -75,7 +83,7 @@ def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
     """Return the planner of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such planner.
     """
     if name not in PLANNERS:
         raise unknown_name(place, name, PLANNERS)
@@ -83,13 +91,15 @@ def named_planner(name: str, place: str = "--planner") -> PlannerChoice:
 
 
 def check_is_option(planner: str, key: str) -> None:
-    """Raise a UsageError where `key` is no option of the planner, but a setting that stands beside it."""
+    """Raise a UsageError if `key` is a setting, no planner's option."""
     if key == "offload" and not PlannerChoice(planner).has(key):
         raise UsageError(f"{key!r} is no option of {planner}", hint=("it stands by itself: ", Setting(key, True)))
 
 
 def planner_section(section: str | dict[str, Any] | None, document: Document) -> PlannerChoice | None:
-    """Return the planner that the key `planner` names: a name, or a mapping with one in it.
+    """Return the planner of the key `planner`.
+
+    Its value is a name, or a mapping with a name.
 
     Raises:
         UsageError: there is no such planner, or no such option, or a value is wrong.
@@ -112,12 +122,12 @@ def planner_section(section: str | dict[str, Any] | None, document: Document) ->
 
 
 def planner_schemas() -> dict[str, Any]:
-    """Return a JSON Schema of the options of each planner, by its name."""
+    """Return a JSON Schema of each planner's options, by name."""
     return {name: options_schema(planner) for name, planner in PLANNERS.items()}
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """Return name and value of "key=value"; the value is read as YAML would.
+    """Return name and value of "key=value", with YAML's value types.
 
     Raises:
         UsageError: there is no "=".

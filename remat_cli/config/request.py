@@ -1,4 +1,7 @@
-"""What is asked for when a plan is wanted: one type for command line, config files, API, checks, batch and PyTorch."""
+"""A request for a plan.
+
+Command line, config files, API, checks, batch and PyTorch use this one type.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,20 @@ def _alignment(text: str) -> int:
 
 @dataclass(frozen=True)
 class Request(Settings):
-    """A request for a plan; None stands for what is left open. It can be sent to another process.
+    """A request for a plan; None leaves a setting open.
+
+    A request can be pickled, and sent to another process.
 
     Attributes:
-        budget: memory that the plan may take.
+        budget: memory that the plan may use.
         planner: the planner and its options.
-        max_overhead: only plans of at most this overhead count, as a share of the plain run's time.
+        max_overhead: largest overhead of a plan, as a share of the plain run's time.
         offload: plans may move tensors to the host and back.
-        arena: everything in a plan gets an address. The budget is then that of the arena: resident bytes lie beside it.
-        alignment: of addresses and of the size of an arena, in bytes.
-        banks: memories in which addresses lie, by name. The budget is then that of the sum: at most, and by default, as
-            much as they hold.
+        arena: all tensors of a plan get an address in an arena. The budget is then that of the arena: resident bytes
+            lie outside.
+        alignment: alignment of addresses and of an arena's size, in bytes.
+        banks: memories for the addresses, by name. The budget is then that of their sum: at most, and by default, their
+            size.
     """
 
     budget: BudgetSpec | None = setting(
@@ -88,7 +94,7 @@ class Request(Settings):
 
     @property
     def chosen(self) -> PlannerChoice:
-        """The planner that is asked: the one that was named, or the default."""
+        """The chosen planner: the named one, or the default."""
         return self.planner or PlannerChoice()
 
     def at(self, budget_bytes: int) -> Request:
@@ -96,12 +102,14 @@ class Request(Settings):
         return replace(self, budget=BudgetSpec(device_bytes=budget_bytes))
 
     def budget_bytes(self, graph: Graph) -> int | None:
-        """Return the budget for a graph, resident bytes included; None where it is the smallest that is found.
+        """Return the budget for a graph, with resident bytes.
+
+        None stands for the smallest budget that can be found.
 
         Raises:
-            UsageError: no budget is named, or the smallest one for banks.
+            UsageError: no budget is given, or banks are to have the smallest.
         """
-        held = self.beside(graph) + sum(bank.bytes for bank in self.banks.values())
+        held = self.outside_arena(graph) + sum(bank.bytes for bank in self.banks.values())
         if self.budget is None and self.banks:
             return held
         if self.budget is None:
@@ -112,18 +120,18 @@ class Request(Settings):
             raise UsageError("banks have sizes of their own: there is no smallest budget", hint="leave the banks out")
         if self.budget.smallest:
             return None
-        asked = self.beside(graph) + bytes_of_budget(self.budget, graph, self.beside(graph))
+        asked = self.outside_arena(graph) + bytes_of_budget(self.budget, graph, self.outside_arena(graph))
         return min(asked, held) if self.banks else asked
 
-    def beside(self, graph: Graph) -> int:
-        """Return the resident bytes that the budget leaves out because they lie beside an arena."""
+    def outside_arena(self, graph: Graph) -> int:
+        """Return resident bytes outside the arena; 0 without an arena."""
         return graph.resident_bytes if self.arena else 0
 
     def check(self, place: str = "") -> None:
-        """Check what can be checked before there is a graph.
+        """Check planner, options and offloading without a graph.
 
         Args:
-            place: where it was asked for, for messages.
+            place: origin of the request, for messages.
 
         Raises:
             UsageError: the planner does not have an option, or a value is wrong; or plans may offload, and the planner

@@ -1,4 +1,4 @@
-"""The settings of a run: a config file, with the command line on top."""
+"""The settings of a run: a config file, then the command line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from remat_cli.settings import Said, over
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the terminal report shows.
+    """Options of the terminal report.
 
     Attributes:
         timeline: draw memory over time.
-        largest: how many tensors at the peak are listed.
+        largest: number of tensors listed at the peak.
     """
 
     timeline: bool = True
@@ -29,13 +29,13 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a run, as far as they were given.
+    """The given settings of a run.
 
     Attributes:
-        label: the name by which the user knows it.
-        said: the settings that were given: which plan is wanted, and how the file becomes the graph that is planned.
-        report: what the terminal report shows.
-        sources: the config files that it comes from.
+        label: the user's name for the run.
+        said: given settings of the request, and of reading the graph.
+        report: options of the terminal report.
+        sources: config files of the settings.
     """
 
     label: str = ""
@@ -45,26 +45,26 @@ class RunConfig:
 
     @cached_property
     def request(self) -> Request:
-        """Which plan is wanted, defaults included."""
+        """The request for a plan, with defaults."""
         return Request.of(self.said)
 
     @cached_property
     def graph(self) -> GraphOptions:
-        """How the file becomes the graph that is planned, defaults included."""
+        """The options of reading the graph, with defaults."""
         return GraphOptions.of(self.said)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The config files, and the files that they name."""
+        """The config files, and the files that the settings name."""
         return (*self.sources, *self.graph.files)
 
     def under(self, above: Said) -> RunConfig:
-        """Return the run with other settings on top, which win."""
+        """Return the run with other settings on top; these win."""
         return replace(self, said=over(self.said, above))
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read a config file; a bare name that is no file here names one that comes with remat.
+    """Read a config file, or a shipped config by its bare name.
 
     Raises:
         UsageError: the file is missing or no valid YAML, or a key or value is wrong; with file and line.

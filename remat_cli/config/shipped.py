@@ -1,4 +1,4 @@
-"""Files that come with remat, by their names: configs and device profiles."""
+"""Configs and device profiles that come with remat, by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from remat_cli.costs import Device
 from remat_cli.errors import UsageError
 
 
-def beside(folder: Path, name: str) -> Path:
-    """Return the file of that name in `folder`, or the bare name, which then means a file that comes with remat."""
+def file_or_shipped(folder: Path, name: str) -> Path:
+    """Return the file of a name in `folder`, or else the bare name.
+
+    A bare name stands for a shipped file.
+    """
     path = folder / name
     return path if isfile(path) else Path(name)
 
 
 def shipped_names(folder: str) -> list[str]:
-    """Return the names of the files that come with remat in `folder`: "configs" or "configs/devices"."""
+    """Return the names of shipped files in a folder.
+
+    The folder is "configs" or "configs/devices".
+    """
     return sorted(path.stem for path in _shipped_folder(folder).glob("*.yaml"))
 
 
@@ -31,13 +37,13 @@ def _shipped_folder(folder: str) -> Path:
 
 
 def shipped(path: Path, folder: str) -> Path:
-    """Return `path` if there is such a file; else, for a bare name, the file of that name that comes with remat."""
+    """Return a file by its path, or a shipped file by its bare name."""
     if exists(path) or len(path.parts) != 1:
         return path
     name = path.name.removesuffix(".yaml")
-    found = _shipped_folder(folder) / f"{name}.yaml"
-    if isfile(found):
-        return found
+    file = _shipped_folder(folder) / f"{name}.yaml"
+    if isfile(file):
+        return file
     names = shipped_names(folder)
     close = get_close_matches(path.stem, names, n=1)
     raise UsageError(
@@ -47,7 +53,9 @@ def shipped(path: Path, folder: str) -> Path:
 
 
 def load_device(name: str) -> Device:
-    """Read a device profile: the name of one that comes with remat ("a100"), or the path of a YAML file.
+    """Read a device profile by its shipped name or its path.
+
+    "a100" is a shipped name.
 
     Raises:
         UsageError: there is no such profile, or a key or value in it is wrong.

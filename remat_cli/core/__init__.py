@@ -1,1 +1,1 @@
-"""The domain: graphs, schedules, problems, the judge, and what holds for every planner."""
+"""The domain: graphs, schedules, problems, the judge, and bounds for every planner."""

@@ -1,6 +1,6 @@
-"""Arenas: blocks of memory with an offset for all that a schedule keeps in them, and the judge's check of them.
+"""Arenas: an address for everything that a schedule keeps in memory.
 
-The check is written the slow, obvious way, and shares nothing with who chose the offsets.
+The check of an arena is written the slow, obvious way, and shares nothing with the allocators that choose the offsets.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
 from remat_cli.errors import InvalidSchedule
 
-# Bytes that processors and runtimes ask of an address: a cache line.
+# The alignment that processors and runtimes usually ask for: a cache line.
 USUAL_ALIGNMENT = 64
-# The step at which graph inputs are there: before the first.
+# The step of graph inputs: before the first step.
 AT_START = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something lies that a step makes.
+    """The address of a tensor or workspace that a step creates.
 
     Attributes:
-        step: index of the step that makes it; `AT_START` of a graph input.
-        tensor: its name; None: the workspace of the op that the step runs.
-        offset: of its first byte, from the beginning of the arena, or of its bank.
-        bank: name of the bank; None where the arena has none.
+        step: index of the step that creates it; `AT_START` for a graph input.
+        tensor: name of the tensor; None for the workspace of the op that the step runs.
+        offset: position of its first byte in the arena, or in its bank.
+        bank: name of the bank; None in an arena without banks.
     """
 
     step: int
@@ -38,12 +38,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """A memory of its own, with addresses from 0 on.
+    """A separate memory with its own addresses, from 0 up.
 
     Attributes:
-        name: of its own among the banks.
+        name: unique among the banks.
         bytes: its size.
-        speed: bytes a time, beside the first bank's.
+        speed: bytes per unit of time, relative to the first bank.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Bank:
     speed: Fraction
 
     def __str__(self) -> str:
-        """The bank as users write it, without its name: SIZE[:SPEED]."""
+        """Write the bank as users do, without its name: SIZE[:SPEED]."""
         if self.speed == 1:
             return str(self.bytes)
         return f"{self.bytes}:{float(self.speed):.9f}".rstrip("0").rstrip(".")
@@ -59,14 +59,16 @@ class Bank:
 
 @dataclass(frozen=True)
 class Arena:
-    """Memory in which all tensors and workspaces of a schedule lie; resident bytes lie beside it.
+    """Memory that holds all tensors and workspaces of a schedule.
+
+    Resident bytes are not part of it.
 
     Attributes:
-        bytes: size of the block; with banks, as much as is used of them together.
+        bytes: size of the block; with banks, the bytes used in all banks together.
         alignment: every offset is a multiple of it.
-        addresses: one for each thing of more than 0 bytes that a step makes. The first output of an in-place step has
-            none: it lies where the input lay whose storage it takes over.
-        banks: in which everything lies, each thing in one; empty: in one block.
+        addresses: one for each tensor or workspace of more than 0 bytes that a step creates. The first output of an
+            in-place step has none: it keeps the address of the input whose storage it takes over.
+        banks: the banks, each tensor wholly in one of them; empty for a single block.
     """
 
     bytes: int
@@ -76,12 +78,15 @@ class Arena:
 
     @property
     def span_bytes(self) -> int:
-        """Size of the block, or of all banks together."""
+        """Total size of the block, or of all banks."""
         return sum(bank.bytes for bank in self.banks) or self.bytes
 
     @property
     def bank_starts(self) -> dict[str | None, int]:
-        """Where each bank begins if they stand one after the other, by name; None stands for the block."""
+        """The start of each bank when banks are laid end to end.
+
+        Keys are bank names; None stands for the single block.
+        """
         starts: dict[str | None, int] = {None: 0}
         at = 0
         for bank in self.banks:
@@ -91,18 +96,19 @@ class Arena:
 
 
 def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
-    """Check that everything that is in memory at the same time has bytes of its own, all of them inside the arena.
+    """Check that tensors in memory at the same time never overlap.
 
-    Takes time near linear in the steps: the neighbours of what is placed are found by bisection.
+    Everything must lie inside the arena, too. The time is near linear in the steps: bisection finds the neighbours of
+    each new tensor.
 
     Args:
-        graph: what the schedule is for.
-        schedule: valid; `simulate` says whether it is.
-        arena: with the addresses that are checked.
+        graph: the graph that the schedule executes.
+        schedule: a valid schedule; `simulate` checks that.
+        arena: the addresses to check.
 
     Raises:
-        InvalidSchedule: something has no address, or a wrong one; the first clash is named. Or an address is of
-            nothing that the step makes.
+        InvalidSchedule: an address is missing or wrong, and the first clash is named; or an address belongs to nothing
+            that its step creates.
     """
     rooms = _rooms(arena)
     block = _Block(arena, rooms, _offsets(arena, rooms))
@@ -135,11 +141,11 @@ def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
 
 @dataclass(frozen=True)
 class _Room:
-    """A bank, or the whole arena, as a part of one line of addresses.
+    """A bank, or the whole arena, on one line of addresses.
 
     Attributes:
-        bank: its name; None of the whole arena.
-        begin: where it begins on that line.
+        bank: its name; None for the whole arena.
+        begin: its first address on that line.
         bytes: its size.
     """
 
@@ -149,7 +155,7 @@ class _Room:
 
 
 def _rooms(arena: Arena) -> list[_Room]:
-    """Return the rooms one after the other."""
+    """Lay the banks end to end."""
     if not arena.banks:
         return [_Room(None, 0, arena.bytes)]
     rooms: list[_Room] = []
@@ -161,7 +167,7 @@ def _rooms(arena: Arena) -> list[_Room]:
 
 
 def _offsets(arena: Arena, rooms: list[_Room]) -> dict[tuple[int, str | None], int]:
-    """Return the addresses on the line of all rooms."""
+    """Map each address to its place on the line of all banks."""
     by_name = {room.bank: room for room in rooms}
     offsets: dict[tuple[int, str | None], int] = {}
     for address in arena.addresses:
@@ -197,25 +203,25 @@ def _outside(step: int, tensor: str | None, room: _Room, fault: str) -> InvalidS
 
 @dataclass
 class _Block:
-    """What lies in the arena between two steps.
+    """The contents of the arena between two steps.
 
     Attributes:
         arena: the arena.
         rooms: its banks, in a line.
-        offsets: addresses on that line at which nothing lies yet, by step and tensor.
-        tops: by bank, where what lay highest ended.
+        offsets: addresses not used yet, on that line, by step and tensor.
+        tops: for each bank, the highest end that any tensor had.
     """
 
     arena: Arena
     rooms: list[_Room]
     offsets: dict[tuple[int, str | None], int]
-    starts: list[int] = field(default_factory=list)  # of all that lies there, in order of address
-    lying: dict[int, tuple[int, str | None]] = field(default_factory=dict)  # by start: its end, and what it is
-    start: dict[str, int] = field(default_factory=dict)  # of each tensor that lies there
+    starts: list[int] = field(default_factory=list)  # start addresses of the contents, sorted
+    lying: dict[int, tuple[int, str | None]] = field(default_factory=dict)  # by start address: the end, and the tensor
+    start: dict[str, int] = field(default_factory=dict)  # start address of each tensor in the arena
     tops: dict[str | None, int] = field(default_factory=dict)
 
     def place(self, step: int, tensor: str | None, size: int) -> None:
-        """Let something lie at the offset that it has; what has 0 bytes has none."""
+        """Put a tensor at its own address; an empty one has none."""
         if size == 0:
             return
         offset = self.offsets.pop((step, tensor), None)
@@ -228,7 +234,7 @@ class _Block:
         self.lay(step, tensor, offset, size)
 
     def lay(self, step: int, tensor: str | None, offset: int, size: int) -> None:
-        """Let something lie at an offset."""
+        """Put a tensor at an offset, where it must overlap nothing."""
         self._check_inside(step, tensor, offset, size)
         index = bisect_left(self.starts, offset)
         for neighbour in self.starts[max(0, index - 1) : index + 1]:
@@ -248,12 +254,12 @@ class _Block:
             self.start[tensor] = offset
 
     def remove(self, tensor: str) -> None:
-        """Take a tensor away; one of 0 bytes never lay there."""
+        """Remove a tensor; one of 0 bytes was never placed."""
         if tensor in self.start:
             self.take(self.start.pop(tensor))
 
     def take(self, offset: int) -> None:
-        """Take away what lies at an offset."""
+        """Remove the tensor or workspace at an offset."""
         del self.starts[bisect_left(self.starts, offset)]
         del self.lying[offset]
 
@@ -288,7 +294,7 @@ def _compute_inplace(block: _Block, graph: Graph, op: Op, step: int) -> None:
     size = graph.tensors[output].bytes
     offset = block.start.get(taken)
     block.remove(taken)
-    if offset is None:  # what has 0 bytes lies nowhere that could be taken over
+    if offset is None:  # a tensor of 0 bytes has no storage to take over
         block.place(step, output, size)
     else:
         # While the op runs, the larger of the two counts.
@@ -304,7 +310,10 @@ def _compute_inplace(block: _Block, graph: Graph, op: Op, step: int) -> None:
 
 
 def _check_workspace(block: _Block, op: Op, step: int) -> None:
-    """Check the place of an op's workspace, which is there with all its inputs and outputs, and gone afterwards."""
+    """Check the address of an op's workspace.
+
+    It is in memory with all inputs and outputs of the op, and gone afterwards.
+    """
     if op.workspace_bytes:
         offset = block.offsets.get((step, None), 0)
         block.place(step, None, op.workspace_bytes)

@@ -10,11 +10,13 @@ from remat_cli.core.graph import Graph, Op
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """The memory below which no plan can go.
+    """The most memory that any op or the end must have.
+
+    No plan has a lower peak.
 
     Attributes:
         bytes: resident bytes, graph inputs, and the tensors that must be in memory together.
-        op: the op that needs them; None where the outputs at the end do.
+        op: the op that needs them; None for the outputs at the end.
         tensors: these tensors, largest first, without graph inputs.
     """
 
@@ -23,12 +25,12 @@ class WorkingSet:
     tensors: tuple[str, ...]
 
 
-@lru_cache(maxsize=4)  # asked for by whoever plans and reports
+@lru_cache(maxsize=4)  # both planners and reports ask for it
 def largest_working_set(graph: Graph) -> WorkingSet:
-    """Return the largest working set of a single op, or of the end: no plan in any order has a lower peak.
+    """Return the largest working set of any op, or of the end.
 
-    An op's inputs, outputs and workspace are in memory together while it runs; one that can work in place may take
-    over its input's storage. At the end all outputs are there.
+    An op's inputs, outputs and workspace are in memory together while it runs; one that can work in place may take over
+    its input's storage. At the end all outputs are in memory.
     """
     ends = tuple(name for name in graph.outputs if name in graph.producer)
     best = WorkingSet(_bytes_of(graph, ends), None, _by_size(graph, ends))
@@ -41,7 +43,10 @@ def largest_working_set(graph: Graph) -> WorkingSet:
 
 
 def working_set_bytes(graph: Graph, op: Op) -> int:
-    """Return the least memory in which `op` can run, resident bytes and graph inputs included."""
+    """Return the least memory that `op` needs to run.
+
+    Resident bytes and graph inputs count, too.
+    """
     needed = _bytes_of(graph, (*op.inputs, *op.outputs)) + op.workspace_bytes
     if op.inplace is not None and op.inplace in graph.producer:
         needed -= min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)
@@ -49,7 +54,7 @@ def working_set_bytes(graph: Graph, op: Op) -> int:
 
 
 def _bytes_of(graph: Graph, names: tuple[str, ...]) -> int:
-    """Return the bytes in memory with these tensors, each counted once."""
+    """Return the memory in use with these tensors, each counted once."""
     return sum(map(graph.freeable_bytes.__getitem__, names), graph.fixed_bytes)
 
 

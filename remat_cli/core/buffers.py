@@ -1,4 +1,4 @@
-"""Buffers: sizes that are needed for a span of time, whoever needs them."""
+"""Buffers: sizes with a lifetime, for the allocators."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """So many bytes, needed from one moment to before another.
+    """A number of bytes with a lifetime.
 
     Attributes:
-        lower: the first moment at which it is needed.
-        upper: the first moment, later than `lower`, at which it is needed no more.
+        lower: the first moment of its lifetime.
+        upper: the first moment after its lifetime, later than `lower`.
         size: in bytes, above 0.
     """
 

@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 # Sums of sizes and times must fit 64-bit integers with room to spare.
 LARGEST_TOTAL = 2**60
-# The figures from which times are computed must fit a floating-point number with room to spare.
+# Sums of work figures must fit a floating-point number with room to spare.
 LARGEST_WORK = 2**100
 _WORK = ("grad_time", "flops", "moved_bytes", "grad_flops")
 
 
 class Kind(StrEnum):
-    """What a graph describes."""
+    """The content of a graph: forward pass, training step or inference."""
 
     FORWARD = "forward"  # a forward pass whose training graph is to be derived
-    TRAINING = "training"  # forward and backward ops are all there
-    INFERENCE = "inference"  # planned as it is
+    TRAINING = "training"  # has all forward and backward ops
+    INFERENCE = "inference"  # planned without a backward pass
 
 
 class Phase(StrEnum):
-    """The part of a training step that an op belongs to."""
+    """The pass of a training step that an op belongs to."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
-# The op that stands for the caller between the passes of a captured training step: it reads what the forward pass
-# returns, and makes the gradients that the backward pass begins with.
+# The type of the op that stands for the caller, between the passes of a captured training step. It reads the outputs of
+# the forward pass, and produces the gradients that the backward pass starts from.
 BOUNDARY_TYPE = "Boundary"
 
 TIME_UNITS = ("ns", "flop", "unit")
@@ -61,8 +61,8 @@ class Tensor:
         shape: dimensions, for people; None where not known.
         dtype: element type, for people; None where not known.
         view_of: the tensor whose storage this one shares, itself no view once the graph is built.
-        held: somebody outside of the graph holds it once it is made: it cannot leave the device. Its op runs once.
-        lasts: no op reads it, and the plain run keeps it to the end all the same, as onnxruntime does. Plans need not.
+        held: code outside of the graph holds it once it exists: it cannot leave the device, and its op runs once.
+        lasts: the plain run keeps it to the end although no op reads it, as onnxruntime does. Plans may free it.
     """
 
     name: str
@@ -76,16 +76,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation; running it needs all inputs in memory and creates all outputs together.
+    """One operation; it needs all inputs and creates all outputs together.
 
     Attributes:
         name: unique within the graph.
-        type: what it does, by its ONNX name where there is one.
+        type: kind of operation, by its ONNX name where it has one.
         inputs: names of the tensors it reads, each once.
         outputs: names of the tensors it produces.
         time: of one run, in the graph's time unit.
         workspace_bytes: extra memory while it runs.
-        inplace: the input whose storage the first output can take over where that input is not needed afterwards.
+        inplace: the input whose storage the first output can take over if nothing needs that input afterwards.
         phase: forward or backward.
         grad_of: on a backward op, the forward op that it differentiates.
         recomputable: false for an op that must run exactly once.
@@ -96,9 +96,9 @@ class Op:
         moved_bytes: bytes read and written, from which a cost model derives `time`.
         grad_flops: `flops` of the backward op. Known only to graphs read from operators; not part of the file format,
             which carries the result as `grad_time`.
-        module: path of the part of the model that it belongs to, for people.
-        source: file and line of the code that it comes from, for people.
-        signature: hash of what it computes, by which a runtime recognises it; None where there is none.
+        module: path of its module in the model, for people.
+        source: file and line of its code, for people.
+        signature: hash of its computation, by which a runtime recognises the op; None where unknown.
     """
 
     name: str
@@ -122,7 +122,10 @@ class Op:
     signature: str | None = None
 
     def edited(self, **changes: Any) -> Op:
-        """Return the op with other values of these attributes: as `dataclasses.replace`, in two thirds of its time."""
+        """Return the op with other values of these attributes.
+
+        The same as `dataclasses.replace`, in two thirds of its time.
+        """
         values = list(_OP_VALUES(self))
         for name, value in changes.items():
             values[_OP_POSITIONS[name]] = value
@@ -136,11 +139,11 @@ _OP_POSITIONS = {item.name: position for position, item in enumerate(fields(Op))
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A graph on its way: read, and still to be marked, costed or derived from. `checked` makes a graph of it.
+    """A graph that is still being edited; `checked` turns it into a `Graph`.
 
     Attributes:
         name: for people.
-        kind: what it describes.
+        kind: forward pass, training step or inference.
         time_unit: what `Op.time` counts: "ns", "flop" or "unit".
         resident_bytes: memory in use from start to end under every plan.
         tensors: by name.
@@ -157,11 +160,11 @@ class Draft:
     outputs: tuple[str, ...]
 
     def edited(self, **changes: Any) -> Draft:
-        """Return a draft with other values of these attributes."""
+        """Return the draft with other values of these attributes."""
         return Draft(**{item.name: getattr(self, item.name) for item in fields(Draft)} | changes)
 
     def checked(self) -> Graph:
-        """Return the graph.
+        """Check the draft, and return it as a graph.
 
         Raises:
             GraphError: as `Graph`.
@@ -170,12 +173,15 @@ class Draft:
 
     @cached_property
     def producer(self) -> Mapping[str, Op]:
-        """The op that produces each tensor; graph inputs are not in it."""
+        """The op that produces each tensor; graph inputs have none."""
         return {name: op for op in self.ops for name in op.outputs}
 
     @cached_property
     def freeable_bytes(self) -> Mapping[str, int]:
-        """Bytes of each tensor that a plan can free; 0 for graph inputs, which count among `fixed_bytes`."""
+        """Bytes of each tensor that a plan can free.
+
+        Graph inputs have 0 here; `fixed_bytes` counts them.
+        """
         return {name: tensor.bytes if name in self.producer else 0 for name, tensor in self.tensors.items()}
 
     @cached_property
@@ -209,29 +215,30 @@ class Draft:
 
     @cached_property
     def gradients(self) -> tuple[str, ...]:
-        """Tensors that the backward pass makes and the step ends with."""
-        made = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
-        return tuple(name for name in made if self.producer[name].phase is Phase.BACKWARD)
+        """Outputs of the step that a backward op produces."""
+        produced = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
+        return tuple(name for name in produced if self.producer[name].phase is Phase.BACKWARD)
 
     @cached_property
     def total_time(self) -> int:
-        """Time of every op once: the least time of any plan."""
+        """Time of running every op once: the least of any plan."""
         return sum(op.time for op in self.ops)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph(Draft):
-    """A computation graph, valid by construction.
+    """A valid computation graph.
 
     Raises:
-        GraphError: a name is unknown or used twice, a number is negative, the order cannot be executed, a cycle.
+        GraphError: a name is unknown or used twice, a number is negative, the order cannot be executed, there is a
+            cycle.
     """
 
     def __post_init__(self) -> None:
         _check(self)
 
     def checked(self) -> Graph:
-        """Return itself: it is."""
+        """Return the graph itself, which is valid."""
         return self
 
     @cached_property
@@ -242,7 +249,7 @@ class Graph(Draft):
 
 @dataclass(frozen=True, eq=False)
 class GraphArrays:
-    """A graph as numpy arrays; ops and tensors are numbered in the graph's order.
+    """A graph as numpy arrays, numbered in the graph's order.
 
     Attributes:
         tensor_names: [T] names.
@@ -254,11 +261,11 @@ class GraphArrays:
         producer: [T] number of the producing op, -1 for a graph input.
         inputs: for each op, the numbers of its inputs.
         outputs: for each op, the numbers of its outputs.
-        recomputable: [N] bool, may run again.
-        is_held: [T] bool, cannot leave the device.
+        recomputable: [N] bool, the op may run again.
+        is_held: [T] bool, the tensor cannot leave the device.
         inplace: for each op, the number of the input whose storage its first output can take over, or -1.
-        inplace_bytes: [N] int64, bytes that working in place saves; 0 too where that input is one of the graph's.
-        is_output: [T] bool, must be in memory at the end.
+        inplace_bytes: [N] int64, bytes saved by working in place; 0 if that input is a graph input.
+        is_output: [T] bool, the tensor must be in memory at the end.
     """
 
     tensor_names: tuple[str, ...]
@@ -287,8 +294,8 @@ class GraphArrays:
         numbers_of = index.__getitem__
         inputs = tuple(tuple(map(numbers_of, op.inputs)) for op in graph.ops)
         outputs = tuple(tuple(map(numbers_of, op.outputs)) for op in graph.ops)
-        made = np.fromiter(chain.from_iterable(outputs), dtype=np.int64)
-        producer[made] = np.repeat(np.arange(len(outputs)), np.fromiter(map(len, outputs), dtype=np.int64))
+        produced = np.fromiter(chain.from_iterable(outputs), dtype=np.int64)
+        producer[produced] = np.repeat(np.arange(len(outputs)), np.fromiter(map(len, outputs), dtype=np.int64))
         inplace_bytes = np.zeros(len(graph.ops), dtype=np.int64)
         for number, op in enumerate(graph.ops):
             if op.inplace is not None:
@@ -323,7 +330,9 @@ def build_graph(
     ops: Iterable[Op],
     outputs: Sequence[str] | None = None,
 ) -> Graph:
-    """Build a graph from parts as a file gives them: as `draft_graph`, then checks.
+    """Build and check a graph from the parts in a file.
+
+    See `draft_graph` for the parts.
 
     Raises:
         GraphError: as `Graph`, and as `draft_graph`.
@@ -349,7 +358,7 @@ def draft_graph(
     ops: Iterable[Op],
     outputs: Sequence[str] | None = None,
 ) -> Draft:
-    """Build a draft from parts as a file gives them: resolves views, fills in default outputs.
+    """Build a draft: resolve views, and fill in default outputs.
 
     Args:
         name: as in `Graph`.
@@ -361,7 +370,7 @@ def draft_graph(
         outputs: None means the tensors that no op consumes.
 
     Raises:
-        GraphError: a tensor is defined twice, or views are of nothing, have bytes, or refer to each other in a circle.
+        GraphError: a tensor is defined twice, or a view has no base, has bytes, or is part of a circle of views.
     """
     by_name: dict[str, Tensor] = {}
     for tensor in tensors:
@@ -372,7 +381,7 @@ def draft_graph(
     views = _bases(by_name)
     if views:
         if kind is Kind.FORWARD:
-            # The default, "inputs that some op produces", is fixed before the bases of views become inputs, too.
+            # Fix the default, "inputs that some op produces", before the bases of views become inputs.
             produced = {name for op in op_list for name in op.outputs}
             op_list = tuple(_with_explicit_grad_inputs(op, produced) for op in op_list)
         by_name.update((name, _with_base(by_name[name], base)) for name, base in views.items())
@@ -403,9 +412,10 @@ def _with_base(tensor: Tensor, base: str) -> Tensor:
 
 
 def _with_bases(names: Sequence[str], base: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names and the bases of those that are views; every given name stays, so that the checks see it.
+    """Return the names, followed by the bases of their views.
 
-    The result is stable under repetition: a graph that is written and read again stays the same.
+    Every given name stays, so that the checks see it. A second call changes nothing: a graph that is written and read
+    again stays the same.
     """
     bases = dict.fromkeys(base[name] for name in names if name in base)
     if not bases:
@@ -415,11 +425,11 @@ def _with_bases(names: Sequence[str], base: Mapping[str, str]) -> tuple[str, ...
 
 
 def _with_bases_read(op: Op, base: Mapping[str, str]) -> Op:
-    """Make aliasing explicit: who reads a view reads its base too."""
+    """Add the bases of views to the op's inputs and saved tensors."""
     if _has_bases_read(op, base):
         return op
     read = _with_bases(op.inputs, base)
-    # An op that makes a view reads the view's base, unless it makes the base itself.
+    # An op that produces a view reads the view's base, unless it produces the base itself.
     pointed_to = dict.fromkeys(base[name] for name in op.outputs if name in base)
     inputs = (*read, *(name for name in pointed_to if name not in read and name not in op.outputs))
     saves = None if op.saves is None else _with_bases(op.saves, base)
@@ -427,7 +437,10 @@ def _with_bases_read(op: Op, base: Mapping[str, str]) -> Op:
 
 
 def _has_bases_read(op: Op, base: Mapping[str, str]) -> bool:
-    """Tell whether all is explicit already, as in most ops of a file that remat wrote."""
+    """Tell whether the op names the base of each view already.
+
+    Most ops of a file that remat wrote do.
+    """
     owner = base.get
     return (
         set(map(owner, op.inputs, op.inputs)).issubset(op.inputs)
@@ -437,13 +450,16 @@ def _has_bases_read(op: Op, base: Mapping[str, str]) -> bool:
 
 
 def _bases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return, for each view, the tensor that owns its storage: views of views are followed down to it."""
+    """Map each view to the tensor that owns its storage.
+
+    Views of views are followed down to their base.
+    """
     bases: dict[str, str] = {}
     for name, tensor in tensors.items():
         if tensor.view_of is None or name in bases:
             continue
         owner = tensors.get(tensor.view_of)
-        if owner is not None and owner.view_of is None and tensor.bytes == 0:  # as nearly all are
+        if owner is not None and owner.view_of is None and tensor.bytes == 0:  # nearly all views
             bases[name] = owner.name
         else:
             chain = _chain_of_views(name, tensors, bases)
@@ -453,8 +469,11 @@ def _bases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _chain_of_views(name: str, tensors: Mapping[str, Tensor], bases: Mapping[str, str]) -> list[str]:
-    """Return a view, what it is a view of, and so on, up to the first that owns its storage or whose base is known."""
-    chain = {name: None}  # in order
+    """Follow a view to its base, or to a view with a known base.
+
+    The result starts with the view itself.
+    """
+    chain = {name: None}  # keeps the order
     last = name
     while last not in bases and (base := tensors[last].view_of) is not None:
         if tensors[last].bytes != 0:
@@ -514,7 +533,7 @@ def _whole(value: object, what: str, name: str = "") -> int:
 
 
 def check_work(op: Op) -> None:
-    """Raise a GraphError where the work of an op is no number that a cost model can count with: negative, or huge."""
+    """Raise a GraphError if an op's work is negative or huge."""
     for what in _WORK:
         value = getattr(op, what)
         if value is not None and _whole(value, f"{what} of op {{!r}}", op.name) > LARGEST_WORK:
@@ -535,8 +554,8 @@ def _check_texts(graph: Graph) -> None:
 
 
 def _check_ops(graph: Graph) -> None:
-    """Check what each op refers to, and that the order can be executed."""
-    # The loop that says what is wrong takes twice as long, which is seconds for a million ops.
+    """Check the references of each op, and the order of the ops."""
+    # `_check_in_order` names the fault, but takes twice as long: seconds for a million ops.
     if not _is_in_order(graph):
         _check_in_order(graph)
     for op in graph.ops:
@@ -548,21 +567,24 @@ def _check_ops(graph: Graph) -> None:
 
 
 def _is_in_order(graph: Graph) -> bool:
-    """Tell whether each op has a name of its own, reads what is there, each tensor once, and makes what is not."""
+    """Tell whether the ops can run in this order.
+
+    Each op needs a name of its own, reads tensors that exist, each once, and produces tensors that do not.
+    """
     there = set(graph.inputs)
-    made = len(there)
+    count = len(there)
     for op in graph.ops:
         inputs = op.inputs
         if not there.issuperset(inputs) or len(set(inputs)) != len(inputs):
             return False
         there.update(op.outputs)
-        made += len(op.outputs)
-    # A tensor that is made twice, or is not known, makes these numbers differ.
-    return made == len(there) == len(graph.tensors) and len(graph.op) == len(graph.ops)
+        count += len(op.outputs)
+    # These numbers differ if a tensor is produced twice or is unknown.
+    return count == len(there) == len(graph.tensors) and len(graph.op) == len(graph.ops)
 
 
 def _check_in_order(graph: Graph) -> None:
-    """Say what `_is_in_order` has found to be wrong."""
+    """Raise the error for the first op that `_is_in_order` refuses."""
     tensors = graph.tensors
     op_names: set[str] = set()
     produced_by: dict[str, str] = {}
@@ -616,7 +638,7 @@ def _check_known(names: Iterable[str], known: Mapping[str, object] | set[str], w
 
 
 def _check_roles(op: Op) -> None:
-    """Check what `inplace`, `saves` and `grad_inputs` refer to."""
+    """Check the tensors named by `inplace`, `saves` and `grad_inputs`."""
     if op.inplace is not None and (op.inplace not in op.inputs or not op.outputs):
         raise GraphError(
             f"op {op.name!r} works in place on {op.inplace!r}, which is not one of its inputs"
@@ -653,8 +675,11 @@ def _order_error(graph: Graph, op: Op, name: str) -> GraphError:
 
 
 def find_cycle(predecessors: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the nodes of a cycle in the direction of the data, or an empty list where there is none."""
-    import networkx as nx  # only on the way to an error
+    """Return the nodes of a cycle, in the direction of the data.
+
+    The list is empty for a graph without cycles.
+    """
+    import networkx as nx  # needed for an error message only
 
     digraph: nx.DiGraph[str] = nx.DiGraph()
     digraph.add_edges_from((source, node) for node, sources in predecessors.items() for source in sources)
@@ -665,7 +690,10 @@ def find_cycle(predecessors: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def describe_cycle(cycle: Sequence[str], shown: int = 8) -> str:
-    """Return "a -> b -> c -> a", the middle left out where the cycle is long."""
+    """Write a cycle as "a -> b -> c -> a".
+
+    A long cycle is shown without its middle.
+    """
     closed = [*cycle, cycle[0]]
     if len(closed) > shown + 1:
         closed = [*closed[: shown - 1], f"... ({len(cycle) - shown + 1} more)", closed[-1]]
@@ -675,6 +703,6 @@ def describe_cycle(cycle: Sequence[str], shown: int = 8) -> str:
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    # Matching against a whole large graph would take longer than reading it.
+    # Matching against all names of a large graph would take longer than reading it.
     close = get_close_matches(name, list(known)[:5000], n=1)
     return f"did you mean {close[0]!r}?" if close else "define it, or correct the name"

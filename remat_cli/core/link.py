@@ -1,4 +1,4 @@
-"""The link between a device's memory and its host's: how fast it is, and whether both directions share it."""
+"""The link between a device's memory and its host's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from remat_cli.units import format_rate
 
 
 class Duplex(StrEnum):
-    """Whether transfers to the host and back go at the same time."""
+    """Whether the link can send and receive at the same time."""
 
-    HALF = "half"  # one queue: a transfer at a time, whichever way
-    FULL = "full"  # a queue each way: one transfer at a time in each direction
+    HALF = "half"  # one queue: a single transfer at a time, in either direction
+    FULL = "full"  # two queues: a transfer at a time in each direction
 
 
 class Direction(StrEnum):
-    """Which way a transfer goes."""
+    """The direction of a transfer."""
 
     TO_HOST = "to-host"
     TO_DEVICE = "to-device"
@@ -26,11 +26,11 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link to the host.
+    """The link from the device to the host.
 
     Attributes:
-        bytes_per_time: its rate, in bytes per unit of the graph's time; of a full-duplex link that of each direction.
-        duplex: whether both directions share it.
+        bytes_per_time: rate in bytes per unit of the graph's time; on a full-duplex link, the rate of each direction.
+        duplex: whether both directions share the link.
 
     Raises:
         ValueError: the rate is not above 0.
@@ -44,9 +44,15 @@ class Link:
             raise ValueError(f"a link that moves {self.bytes_per_time} bytes per unit of time moves nothing")
 
     def in_words(self, time_unit: str) -> str:
-        """Return its rate and kind, for people, in a graph that counts time in `time_unit`."""
+        """Describe rate and duplex for people.
+
+        `time_unit` is the graph's.
+        """
         return f"{format_rate(self.bytes_per_time, time_unit)}, {self.duplex} duplex"
 
     def transfer_time(self, size: int) -> int:
-        """Return how long the link is busy with `size` bytes, in the graph's time unit, rounded up."""
+        """Return the time to transfer `size` bytes, rounded up.
+
+        It is in the graph's time unit.
+        """
         return ceil(size / self.bytes_per_time)

@@ -1,4 +1,4 @@
-"""Problems as planners are given them, and the claims that they may make."""
+"""Problems for planners, and the claims that planners return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remat_cli.settings import Setting
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a plan may use.
+    """The memory that a plan may use.
 
     Attributes:
         device_bytes: total device memory, resident bytes included.
@@ -29,16 +29,16 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph and a budget.
+    """A graph to plan and its budget.
 
     Attributes:
-        graph: what is planned.
-        budget: what a plan may use.
-        link: to the host; None: it is not known, and nothing is moved.
-        offload: plans of any planner may use the link; without, only planners that exist for it do.
+        graph: the graph to plan.
+        budget: the memory that a plan may use.
+        link: the link to the host; None if unknown, and then nothing is moved.
+        offload: whether every planner may use the link; otherwise only the planners made for offloading do.
 
     Raises:
-        UsageError: plans may use a link that is not known.
+        UsageError: plans may offload, but the link is unknown.
     """
 
     graph: Graph
@@ -58,13 +58,13 @@ class Status(StrEnum):
     """How a run of a planner ended."""
 
     OPTIMAL = "optimal"  # a plan, and the bound is met within its scope
-    FEASIBLE = "feasible"  # a plan
+    FEASIBLE = "feasible"  # a plan that fits
     INFEASIBLE = "infeasible"  # a proof that no plan in scope fits
-    UNKNOWN = "unknown"  # stopped before a plan was found; proves nothing
+    UNKNOWN = "unknown"  # stopped before it found a plan; proves nothing
 
     @property
     def exit_code(self) -> ExitCode:
-        """How a process ends that was asked for a plan."""
+        """The exit code of a process that was asked for a plan."""
         return _EXIT_CODES[self]
 
 
@@ -77,29 +77,35 @@ _EXIT_CODES = {
 
 
 class Scope(StrEnum):
-    """The plans over which a proof holds, widest scope first; each proof covers the narrower scopes, except PLANNER.
+    """The plans that a proof covers, widest scope first.
 
-    The plans that a planner searches may lie in any scope.
+    A proof covers the narrower scopes, too, except PLANNER: a planner may search plans of any scope.
     """
 
-    ANY_PLAN = "any-plan"  # every valid schedule; in files "any-order", with a remark
-    ANY_ORDER = "any-order"  # every one that moves nothing to the host
-    FIXED_ORDER = "fixed-order"  # of these, the ones whose ops run for the first time in the input order
-    PLANNER = "planner"  # only what this planner searches
+    ANY_PLAN = "any-plan"  # every valid schedule; written as "any-order" in files, with a remark
+    ANY_ORDER = "any-order"  # every schedule without transfers
+    FIXED_ORDER = "fixed-order"  # schedules without transfers whose ops first run in the input order
+    PLANNER = "planner"  # only the plans that this planner searches
 
     @property
     def which_plans(self) -> str:
-        """The plans in words, to follow "no plan"; transfers are left to the caller."""
+        """The covered plans in words, to follow "no plan".
+
+        The caller adds whether transfers are covered.
+        """
         return _WHICH_PLANS[self]
 
     @property
     def written(self) -> str:
-        """Its name in files and reports, which state separately whether transfers are covered."""
+        """The name in files and reports.
+
+        They state separately whether transfers are covered.
+        """
         return Scope.ANY_ORDER.value if self is Scope.ANY_PLAN else self.value
 
     @property
     def leaves_out_transfers(self) -> bool:
-        """Whether a proof excludes plans with transfers, whichever planner made it."""
+        """Whether a proof excludes plans with transfers, for every planner."""
         return self in (Scope.ANY_ORDER, Scope.FIXED_ORDER)
 
 
@@ -112,21 +118,21 @@ _WHICH_PLANS = {
 
 
 class Basis(StrEnum):
-    """What a proof rests on."""
+    """The evidence behind a proof."""
 
-    COUNTED = "counted"  # derived by remat, or from a certificate that remat checked, in whole numbers
+    COUNTED = "counted"  # derived in whole numbers by remat, or from a certificate that remat checked
     TWO_SOLVERS = "two-solvers"  # two solvers that share no code agree
-    ONE_SOLVER = "one-solver"  # one solver says so
+    ONE_SOLVER = "one-solver"  # the word of one solver
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No plan in a scope takes less time.
+    """A lower bound on the time of all plans in a scope.
 
     Attributes:
         time: in the graph's time unit.
-        scope: the plans over which it holds.
-        basis: what it rests on.
+        scope: the plans that it covers.
+        basis: the evidence for it.
     """
 
     time: int
@@ -136,10 +142,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ModelFigure:
-    """A figure of a method's own model of its plan: shown beside the judge's measurement, never relied on.
+    """A figure from a planner's own model of its plan.
+
+    Reports show it beside the judge's measurement; nothing relies on it.
 
     Attributes:
-        name: what it is, for people: "stored + largest segment".
+        name: for people, such as "stored + largest segment".
         value: in bytes, or in the graph's time unit.
         unit: which of the two.
     """
@@ -150,13 +158,15 @@ class ModelFigure:
 
 
 class Plan:
-    """A schedule, with what it costs by its planner's own count. The judge counts again.
+    """A schedule, with its costs by the planner's own count.
+
+    The judge counts again.
 
     Attributes:
         time: in the graph's time unit.
         peak_bytes: resident bytes and graph inputs included.
-        figures: what the method's own model says of it.
-        found_by: of a portfolio: the planner whose plan it is.
+        figures: figures from the planner's own model.
+        found_by: in a portfolio, the planner that found the plan.
     """
 
     def __init__(
@@ -167,33 +177,38 @@ class Plan:
         figures: tuple[ModelFigure, ...] = (),
         found_by: str | None = None,
     ) -> None:
-        """Note the costs; the schedule, slow to write for large graphs, is made on demand."""
+        """Store the costs; build the schedule on demand.
+
+        Building it takes long for large graphs.
+        """
         self.time, self.peak_bytes = time, peak_bytes
         self.figures, self.found_by = figures, found_by
         self._make_schedule = make_schedule
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps."""
+        """The schedule, built at the first access."""
         return self._make_schedule()
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A planner's claim. Its cost and peak are not in it: the simulator measures those.
+    """A planner's claim.
+
+    It has no cost and no peak: the simulator measures those.
 
     Attributes:
         status: how the run ended.
-        schedule: the plan; there if and only if the status is optimal or feasible.
-        bounds: lower bounds on the time of plans. The first is the one that an optimal plan meets, or the strongest for
-            plans like this planner's.
-        scope: the plans over which `INFEASIBLE` holds.
-        basis: what `INFEASIBLE` rests on.
+        schedule: the plan; present if and only if the status is optimal or feasible.
+        bounds: lower bounds on the time of plans. The first is the bound that an optimal plan meets, or the strongest
+            one for plans like this planner's.
+        scope: the plans that `INFEASIBLE` covers.
+        basis: the evidence for `INFEASIBLE`.
         closest: without a plan: the schedule of the smallest peak found, so that a report can name a budget that fits.
         reason: without a plan: why, for people.
-        stats: counted work (never seconds), so that tests can hold it.
-        model_figures: what the method's own model predicts, where that differs in kind from what the judge measures.
-        found_by: of a portfolio: the planner whose plan it is.
+        stats: counts of work, never seconds, so that tests can compare them.
+        model_figures: predictions of the planner's own model that differ in kind from the judge's measurements.
+        found_by: in a portfolio, the planner that found the plan.
     """
 
     status: Status
@@ -216,112 +231,123 @@ class PlanResult:
 
     @property
     def bound(self) -> Bound | None:
-        """The foremost bound; None where nothing was proven."""
+        """The first bound; None without a proof."""
         return self.bounds[0] if self.bounds else None
 
     @property
     def time_bound(self) -> int | None:
-        """Time of the foremost bound; None where nothing was proven."""
+        """Time of the first bound; None without a proof."""
         return self.bounds[0].time if self.bounds else None
 
 
 class Observer:
-    """Receives what a planner finds while it works; ignores it unless a subclass listens."""
+    """Receives plans, bounds and phases while a planner works.
+
+    The methods do nothing; a subclass overrides those that it needs.
+    """
 
     @property
     def has_enough(self) -> bool:
-        """Whether a planner may end: what it has found so far is all that is wanted."""
+        """Whether the planner may stop: the found plans are enough."""
         return False
 
     @property
     def takes_any_plan(self) -> bool:
-        """Whether any plan that fits will do, whatever time it takes: bounds on that time are of no use then."""
+        """Whether any plan that fits will do, at any time.
+
+        Bounds on the time are of no use then.
+        """
         return False
 
     def begins(self) -> None:
-        """A planner is asked; what it told of before was of another problem."""
+        """A planner starts on a problem; earlier plans and bounds are void."""
 
     def phase(self, text: str) -> None:
-        """The planner starts something that may take a while, such as "searching the DP's budget"."""
+        """The planner starts a long phase, such as "searching the DP's budget"."""
 
     def found(self, plan: Plan) -> None:
-        """The planner has a plan that it believes to fit; an interrupted run keeps it."""
+        """The planner has found a plan that it expects to fit.
+
+        An interrupted run keeps this plan.
+        """
 
     def bound(self, bound: Bound) -> None:
         """The planner has proven a bound."""
 
     def asks(self, planner: str) -> None:
-        """A portfolio turns to this planner; what is found from now on is found by it."""
+        """A portfolio starts this planner, which finds the following plans."""
 
     def judging(self) -> AbstractContextManager[None]:
-        """Return what surrounds the replay of a plan, which a planner's time does not count.
+        """Return a context around the replay of a plan.
 
-        Entered by whoever verifies plans, not by planners.
+        A planner's time does not count the replay. Only the verifier of plans enters the context, never a planner.
         """
         return nullcontext()
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        """There is a better plan or bound: both as shares of the plain run's time beyond it.
+        """The best plan or the best bound has improved.
 
-        Told by whoever verifies plans, not by planners.
+        Both are given as extra time over the plain run, as a share of its time. Only the verifier of plans calls this,
+        never a planner.
 
         Args:
-            overhead: of the best plan so far.
-            bound: no plan has less, in the scope in which that was proven.
-            found_by: of a portfolio: the planner whose plan it is.
+            overhead: overhead of the best plan so far.
+            bound: lower bound on the overhead of plans in the bound's scope.
+            found_by: in a portfolio, the planner that found the plan.
         """
 
 
 class PassingObserver(Observer):
-    """Passes on all that it is told; a subclass changes some of it."""
+    """Forwards every call to another observer; a subclass changes some."""
 
     def __init__(self, observe: Observer) -> None:
-        """Pass it on to `observe`."""
+        """Forward calls to `observe`."""
         self.observe = observe
 
     @property
     def has_enough(self) -> bool:
-        """Whether a planner may end."""
+        """Whether the planner may stop."""
         return self.observe.has_enough
 
     @property
     def takes_any_plan(self) -> bool:
-        """Whether any plan that fits will do."""
+        """Whether any plan that fits will do, at any time."""
         return self.observe.takes_any_plan
 
     def begins(self) -> None:
-        """Pass on that a planner is asked."""
+        """Forward the start of a planner."""
         self.observe.begins()
 
     def phase(self, text: str) -> None:
-        """Pass on what is started."""
+        """Forward the phase."""
         self.observe.phase(text)
 
     def found(self, plan: Plan) -> None:
-        """Pass on the plan."""
+        """Forward the plan."""
         self.observe.found(plan)
 
     def bound(self, bound: Bound) -> None:
-        """Pass on the bound."""
+        """Forward the bound."""
         self.observe.bound(bound)
 
     def asks(self, planner: str) -> None:
-        """Pass on which planner a portfolio turns to."""
+        """Forward the name of the portfolio's next planner."""
         self.observe.asks(planner)
 
     def judging(self) -> AbstractContextManager[None]:
-        """Return what whoever asked surrounds it with."""
+        """Return the other observer's context around a replay."""
         return self.observe.judging()
 
     def standing(self, overhead: float, bound: float, found_by: str | None) -> None:
-        """Pass on the best plan and bound."""
+        """Forward the best plan and bound."""
         self.observe.standing(overhead, bound, found_by)
 
 
 class Planner(Protocol):
-    """A frozen dataclass whose fields are its options, checked against a YAML config.
+    """A frozen dataclass whose fields are the planner's options.
 
-    Its class docstring gives method, source, scope and complexity; `remat planners` prints it.
+    A YAML config is checked against the fields. Its class docstring gives method, source, scope and complexity; `remat
+    planners` prints it.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Schedules: the steps that a device executes, and the schedule that a sequence of computes stands for.
+"""Schedules: the steps of a device, and schedules from sequences of computes.
 
 The steps and their effect on memory are those of the schedule format, `remat.schedule/1` (see `formats/README.md`).
 """
@@ -15,14 +15,17 @@ from remat_cli.errors import InvalidSchedule
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run an op: every input must be in memory; all its outputs are afterwards."""
+    """Run an op: it needs every input in memory and creates every output."""
 
     op: str
 
 
 @dataclass(frozen=True, slots=True)
 class Inplace:
-    """Run an op whose first output takes over the storage of its `inplace` input, which is gone afterwards."""
+    """Run an op in place: the first output takes over an input's storage.
+
+    That input, `Op.inplace`, is gone afterwards.
+    """
 
     op: str
 
@@ -43,14 +46,14 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Start copying a tensor back from the host; its device memory is taken from here on."""
+    """Start copying a tensor back to the device, which takes its memory at once."""
 
     tensor: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The compute stream waits for the tensor's last transfer."""
+    """Let the compute stream wait for the tensor's last transfer."""
 
     tensor: str
 
@@ -74,25 +77,26 @@ class Schedule:
 
     @property
     def computes(self) -> tuple[str, ...]:
-        """Names of the ops that are run, in order, in place or not."""
+        """Names of the ops that run, in order, in place or not."""
         return tuple(step.op for step in self.steps if isinstance(step, Compute | Inplace))
 
     @property
     def has_transfers(self) -> bool:
-        """Whether it moves tensors to the host."""
+        """Whether the schedule moves tensors to the host."""
         return any(isinstance(step, Offload) for step in self.steps)
 
 
 def input_order(graph: Graph) -> tuple[str, ...]:
-    """Return the sequence of computes of the plain run: every op once, in the input order."""
+    """Return the computes of the plain run: every op once, in input order."""
     return tuple(op.name for op in graph.ops)
 
 
 @lru_cache(maxsize=4)
 def plain_run(graph: Graph) -> Schedule:
-    """Return the plain run: every op once in the input order, each tensor freed at its last use.
+    """Return the plain run: every op once, each tensor freed early.
 
-    What lasts without being read is never freed: `Tensor.lasts`.
+    The ops run in the input order, and each tensor is freed at its last use. Only tensors marked `Tensor.lasts` stay to
+    the end.
     """
     schedule = with_frees(graph, input_order(graph))
     if not graph.lasting:
@@ -102,7 +106,7 @@ def plain_run(graph: Graph) -> Schedule:
 
 
 def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tensors that a step brings into device memory, and those that it removes."""
+    """Return the tensors that a step adds to device memory, and those that it removes."""
     match step:
         case Compute(op=name):
             return graph.op[name].outputs, ()
@@ -118,8 +122,11 @@ def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def live_at(graph: Graph, schedule: Schedule, index: int) -> tuple[str, ...]:
-    """Return the tensors that are in memory while step `index` of a valid schedule runs; graph inputs left out."""
-    live: dict[str, None] = {}  # in order
+    """Return the tensors in memory while step `index` runs.
+
+    The schedule is valid; graph inputs are left out.
+    """
+    live: dict[str, None] = {}  # keeps the order
     for step in schedule.steps[: index + 1]:
         if type(step) is Free:  # half of all steps
             del live[step.tensor]
@@ -132,10 +139,10 @@ def live_at(graph: Graph, schedule: Schedule, index: int) -> tuple[str, ...]:
 
 
 def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:
-    """Return the schedule of a sequence of computes in which each tensor is freed as early as possible.
+    """Return the schedule of a sequence of computes with the earliest frees.
 
-    Each instance of a tensor (from a run of its producer to the next one) is freed right after the last step that
-    reads it; one that nobody reads right after it was made; graph outputs never after their last instance; graph
+    Each instance of a tensor (from a run of its producer to the next one) is freed right after the last step that reads
+    it; an instance that no step reads, right after its producer; graph outputs never after their last instance; graph
     inputs never. An op that can work in place does so where that saves memory: its input's instance ends with it.
 
     Raises:
@@ -161,9 +168,9 @@ def _known(graph: Graph, name: str, position: int) -> Op:
 
 
 def _ending(graph: Graph, ops: Sequence[Op]) -> list[list[str]]:
-    """Return, for each run of an op, the tensors whose instance it is the last to read or make."""
+    """For each run of an op, return the tensors that it is the last to use."""
     ending: list[list[str]] = []
-    # Walking backwards: a tensor in `needed` is read later, before it is recomputed, or stays alive to the end.
+    # Walking backwards: a tensor in `needed` is read before it is recomputed, or stays alive to the end.
     needed = {*graph.inputs, *graph.outputs}
     for op in reversed(ops):
         unread = [name for name in op.outputs if name not in needed]
@@ -175,7 +182,10 @@ def _ending(graph: Graph, ops: Sequence[Op]) -> list[list[str]]:
 
 
 def _taken_over(graph: Graph, op: Op, ending: Sequence[str]) -> str | None:
-    """Return the input whose storage the op's first output takes over, or None where it cannot or saves nothing."""
+    """Return the input whose storage the first output takes over.
+
+    None: the op cannot work in place, or that saves nothing.
+    """
     if op.inplace is None or op.inplace not in ending:
         return None
     shared = min(graph.tensors[op.inplace].bytes, graph.tensors[op.outputs[0]].bytes)

@@ -1,4 +1,4 @@
-"""The judge: replays a schedule step by step, one rule a check, and measures its memory and time.
+"""The judge: replays a schedule, checks every rule, and measures memory and time.
 
 It is written the slow, obvious way and shares nothing with the planners.
 """
@@ -20,10 +20,10 @@ class Transfer:
     """A copy of a tensor between device and host.
 
     Attributes:
-        tensor: name of what is copied.
-        direction: which way.
-        start: when the link begins with it, in the graph's time unit.
-        end: when the link is done with it.
+        tensor: name of the tensor.
+        direction: to the host or to the device.
+        start: time at which the link begins the copy, in the graph's time unit.
+        end: time at which the copy is complete.
         bytes: size of the tensor.
         step: index of the step that issues it.
     """
@@ -38,16 +38,16 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a valid schedule costs.
+    """The measured memory and time of a valid schedule.
 
     Attributes:
-        memory_bytes: [steps + 1] device memory while each step runs, in bytes; the first entry is the start, when
-            only resident bytes and graph inputs are there.
+        memory_bytes: [steps + 1] device memory while each step runs, in bytes; the first entry is the start, with only
+            resident bytes and graph inputs.
         times: [steps + 1] end of the compute stream after each step, in the graph's time unit; the first entry is 0.
         idle_time: the part of `time` in which the compute stream waited for the link.
-        runs: how often each op was run.
+        runs: number of runs of each op.
         transfers: in issue order.
-        link: over which they go; None where none was given.
+        link: the link of the transfers; None if none was given.
     """
 
     memory_bytes: tuple[int, ...]
@@ -69,7 +69,7 @@ class Trace:
 
     @cached_property
     def peak_step(self) -> int:
-        """Index of the first step with the peak's memory; -1 where that is the start."""
+        """Index of the first step that reaches the peak; -1 for the start."""
         return self.memory_bytes.index(self.peak_bytes) - 1
 
     @property
@@ -83,31 +83,34 @@ class Trace:
         return sum(1 for runs in self.runs.values() if runs > 1)
 
     def moved_bytes(self, direction: Direction) -> int:
-        """Bytes that are copied this way."""
+        """Bytes copied in this direction."""
         return sum(transfer.bytes for transfer in self.transfers if transfer.direction is direction)
 
     def busy_time(self, direction: Direction) -> int:
-        """Time that the link is busy with copies this way; those that outlast the compute stream count in full."""
+        """Time that the link spends on copies in this direction.
+
+        Copies that outlast the compute stream count in full.
+        """
         return sum(transfer.end - transfer.start for transfer in self.transfers if transfer.direction is direction)
 
 
 @dataclass(slots=True)
 class _Device:
-    """The state of the device between two steps."""
+    """The device between two steps."""
 
     graph: Graph
     link: Link | None
     fixed_bytes: int
-    live: set[str]  # tensors in device memory: graph inputs, which stay, and what ops produced
-    live_bytes: int = 0  # of what ops produced
+    live: set[str]  # tensors in device memory: graph inputs, which stay, and outputs of ops
+    live_bytes: int = 0  # bytes of the outputs of ops in memory
     runs: dict[str, int] = field(default_factory=dict)
     on_host: set[str] = field(default_factory=set)
-    offloading: set[str] = field(default_factory=set)  # offloads that have not been waited for
-    prefetching: set[str] = field(default_factory=set)  # prefetches that have not been waited for
-    transfer_end: dict[str, int] = field(default_factory=dict)  # when each tensor's last transfer ends
-    step: int = 0  # index of the step that is carried out
+    offloading: set[str] = field(default_factory=set)  # tensors whose offload has not been waited for
+    prefetching: set[str] = field(default_factory=set)  # tensors whose prefetch has not been waited for
+    transfer_end: dict[str, int] = field(default_factory=dict)  # end of each tensor's last transfer
+    step: int = 0  # index of the current step
     now: int = 0  # end of the compute stream
-    # Ends of the link's queues, in each of which one transfer is made at a time, first in first out.
+    # End of each queue of the link. A queue makes one transfer at a time, first in first out.
     queue_ends: dict[Direction | None, int] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     idle_time: int = 0
@@ -126,17 +129,17 @@ class _Device:
 
 
 def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> Trace:
-    """Replay `schedule` on `graph`.
+    """Replay `schedule` on `graph`, and measure its memory and time.
 
     Args:
-        graph: what the schedule is for.
+        graph: the graph that the schedule executes.
         schedule: steps in issue order.
-        link: to the host; needed by schedules with transfers only. A half-duplex link makes one transfer at a time,
-            in issue order; a full-duplex one does so in each direction.
+        link: the link to the host, needed only for schedules with transfers. A half-duplex link makes one transfer at a
+            time, in issue order; a full-duplex link makes one in each direction.
 
     Raises:
-        InvalidSchedule: at the first step that breaks a rule, which it names; or at the end, where an op was never
-            run or an output is not in memory.
+        InvalidSchedule: a step breaks a rule, and the error names the first such step; or, at the end, an op never ran
+            or an output is not in memory.
     """
     device = _Device(graph=graph, link=link, fixed_bytes=graph.fixed_bytes, live=set(graph.inputs))
     memory, times = [device.memory()], [device.now]
@@ -171,7 +174,7 @@ class _Broken(Exception):
 
 
 def _execute(device: _Device, step: Step) -> int:
-    """Carry out one step and return the memory in use while it runs."""
+    """Execute one step, and return the memory in use meanwhile."""
     if isinstance(step, Compute):
         return _compute(device, _op(device, step.op))
     if isinstance(step, Inplace):
@@ -293,7 +296,7 @@ def _prefetch(device: _Device, name: str) -> None:
         raise _Broken(f"tensor {name!r} is in device memory already", "free the device copy first")
     if name not in device.on_host:
         raise _Broken(f"tensor {name!r} has no host copy", "offload it first")
-    # The step that ended its device copy had waited for the offload, so the host copy is complete.
+    # The host copy is complete: the step that freed the device copy had waited for the offload.
     _transfer(device, name, Direction.TO_DEVICE)
     device.prefetching.add(name)
     device.add(name)
@@ -311,7 +314,10 @@ def _wait(device: _Device, name: str) -> None:
 
 
 def _transfer(device: _Device, name: str, direction: Direction) -> None:
-    """Queue a copy on the link: it starts when it is issued and the link is free for it."""
+    """Queue a copy on the link.
+
+    The copy starts once it is issued and its queue is free.
+    """
     if device.link is None:
         raise _Broken(
             "the schedule has transfers, but the link's bandwidth is not known",

@@ -1,4 +1,7 @@
-"""Planner and judge together: the only caller of planners. What passes here is verified; nothing else circulates."""
+"""Planner and judge together: only verified plans leave this module.
+
+No other module calls planners.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +32,28 @@ from remat_cli.errors import FalseClaim, InvalidSchedule
 from remat_cli.units import BudgetSpec
 
 _LOG = logging.getLogger("remat")
-_LOG.addHandler(logging.NullHandler())  # who wants to read it says where
+_LOG.addHandler(logging.NullHandler())  # the caller decides where the log goes
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A verified result.
+    """The verified result of a planner's run.
 
     Attributes:
-        problem: what was asked.
-        result: the planner's claim without what the judge refuted, with what the judge proved beyond it.
-        trace: what the simulator measured; there if and only if there is a plan.
+        problem: the problem given to the planner.
+        result: the planner's claim as corrected by the judge: without refuted bounds, with bounds that the judge adds.
+        trace: the simulator's measurement of the plan; None without a plan.
         baseline: the plain run, measured.
-        closest: without a plan: the schedule of the smallest peak that was found, measured.
+        closest: without a plan: the measured schedule of the smallest peak found.
         working_set: the memory below which no plan can go.
-        interrupted: the planner was stopped by the user; the plan is the best one until then.
-        warnings: claims of the planner that turned out to be false, one sentence each.
-        arena: where everything in the plan lies, checked; None where no addresses were asked for.
-        sum_time: with an arena: time of the fastest plan that was found whose sum fits, be there an arena for it or
-            not.
-        closest_arena_bytes: without a plan: the smallest arena that was found for those whose sum fits; None where no
+        interrupted: the user stopped the planner; the plan is the best one until then.
+        warnings: false claims of the planner, one sentence each.
+        arena: checked addresses for the plan; None if none were asked for.
+        sum_time: with an arena: time of the fastest plan found whose sum of bytes fits, whether or not an arena for it
+            fits.
+        closest_arena_bytes: without a plan: the smallest arena found for plans whose sum of bytes fits; None if no
             addresses were asked for, or no sum fits.
-        has_addresses: addresses were asked for: what is asked as a budget is that of the arena.
+        has_addresses: whether addresses were asked for; the budget is then that of the arena.
     """
 
     problem: Problem
@@ -68,12 +71,18 @@ class Solution:
 
     @property
     def beside_bytes(self) -> int:
-        """What lies beside the budget as it is asked for: resident bytes, where that is the budget of an arena."""
+        """Bytes that the user's budget does not count.
+
+        These are the resident bytes if the budget is that of an arena.
+        """
         return self.problem.graph.resident_bytes if self.has_addresses else 0
 
     @property
     def needed_bytes(self) -> int | None:
-        """The smallest budget that the plan fits: its peak or, in one block, its arena beside resident bytes."""
+        """The smallest budget that the plan fits.
+
+        This is its peak or, in one block, the arena plus resident bytes.
+        """
         if self.trace is None:
             return None
         in_block = self.arena is not None and not self.arena.banks
@@ -83,95 +92,107 @@ class Solution:
 
     @property
     def fragmentation_bytes(self) -> int | None:
-        """Bytes of the arena beyond the most that lies in it at once; None without an arena."""
+        """Bytes of the arena beyond its largest content; None without an arena."""
         if self.arena is None or self.trace is None:
             return None
         return self.arena.bytes - (self.trace.peak_bytes - self.problem.graph.resident_bytes)
 
     @property
     def fragmentation_overhead(self) -> float | None:
-        """Time that a plan with an arena takes beyond one whose sum alone fits, as a share of the plain run's."""
+        """Extra time of the plan because its arena must fit.
+
+        The comparison is with the fastest plan whose sum of bytes fits, as a share of the plain run's time.
+        """
         if self.sum_time is None or self.trace is None:
             return None
         return share_over(self.trace.time, self.baseline.time) - share_over(self.sum_time, self.baseline.time)
 
     @property
     def leaves_out_transfers(self) -> bool:
-        """Whether its proof excludes plans with transfers although a link makes them possible."""
+        """Whether the proof excludes plans with transfers although a link exists."""
         return self.problem.link is not None and self.scope.leaves_out_transfers
 
     @property
     def status(self) -> Status:
-        """How it ended."""
+        """How the planner's run ended."""
         return self.result.status
 
     @property
     def scope(self) -> Scope:
-        """The plans over which the foremost proof holds."""
+        """The plans that the foremost proof covers."""
         bound = self.result.bound
         return self.result.scope if bound is None else bound.scope
 
     @property
     def basis(self) -> Basis:
-        """What the foremost proof rests on."""
+        """The evidence behind the foremost proof."""
         bound = self.result.bound
         return self.result.basis if bound is None else bound.basis
 
     @cached_property
     def overhead(self) -> float | None:
-        """Extra time over the plain run, as a share of its time; None without a plan."""
+        """Extra time over the plain run, as a share; None without a plan."""
         return None if self.trace is None else share_over(self.trace.time, self.baseline.time)
 
     @cached_property
     def bound_overhead(self) -> float | None:
-        """No plan in `scope` has less overhead; None where nothing was proven."""
+        """Lower bound on the overhead of plans in `scope`; None without a proof."""
         bound = self.result.bound
         return None if bound is None else self.overhead_of(bound)
 
     @property
     def gap(self) -> float | None:
-        """Overhead beyond the bound, as a share of the plain run's time; None without a plan or a bound."""
+        """Overhead beyond the bound; None without a plan or a bound.
+
+        It is a share of the plain run's time.
+        """
         bound = self.result.bound
         if self.trace is None or bound is None:
             return None
         return share_over(self.trace.time, self.baseline.time) - share_over(bound.time, self.baseline.time)
 
     def overhead_of(self, bound: Bound) -> float:
-        """Return a bound as a share of the plain run's time beyond it."""
+        """Return the overhead over the plain run at this bound."""
         return max(0.0, share_over(bound.time, self.baseline.time))
 
 
 def share_over(time: int, baseline: int) -> float:
-    """Return time / baseline - 1; a graph whose ops take no time has no overhead."""
+    """Return time / baseline - 1.
+
+    A graph whose ops take no time has no overhead.
+    """
     return time / baseline - 1 if baseline else 0.0
 
 
 @lru_cache(maxsize=4)
 def baseline_of(graph: Graph) -> Trace:
-    """Measure the plain run of `graph`: the baseline of every overhead and percentage."""
+    """Measure the plain run, the baseline of overheads and percentages."""
     return simulate(graph, plain_run(graph))
 
 
 @dataclass(frozen=True)
 class Activations:
-    """The memory of a graph's plain run, divided into activations and everything else.
+    """The plain run's memory, divided into activations and the rest.
 
     Attributes:
         beside_bytes: parameters, gradients, optimizer state and inputs.
-        bytes: the peak of everything beside these.
+        bytes: the peak of the activations.
     """
 
     beside_bytes: int
     bytes: int
 
     def share(self, budget_bytes: int) -> Fraction:
-        """Return the share of the activations that fits beside everything else."""
+        """Return the share of the activations that fits this budget."""
         return Fraction(budget_bytes - self.beside_bytes, max(1, self.bytes))
 
 
 @lru_cache(maxsize=4)
 def activations_of(graph: Graph) -> Activations:
-    """Measure the activations of the plain run, with gradients counted as there from start to end."""
+    """Measure the activations of the plain run.
+
+    Gradients count as present from start to end.
+    """
     sizes = {name: graph.tensors[name].bytes for name in graph.gradients}
     if not any(sizes.values()):
         return Activations(graph.fixed_bytes, baseline_of(graph).peak_bytes - graph.fixed_bytes)
@@ -182,30 +203,30 @@ def activations_of(graph: Graph) -> Activations:
 
 
 def bytes_of_budget(budget: BudgetSpec, graph: Graph, leaving_out: int = 0) -> int:
-    """Return a budget for a graph in bytes.
+    """Convert a budget for a graph to bytes.
 
     Args:
-        budget: what was asked for.
-        graph: what is planned.
+        budget: the budget as the user gave it.
+        graph: the graph to plan.
         leaving_out: resident bytes that the budget does not count: shares are of the peak without them.
 
     Raises:
         ValueError: "min" has no size.
     """
-    beside = activations_of(graph) if budget.of_activations else Activations(0, 0)
+    activations = activations_of(graph) if budget.of_activations else Activations(0, 0)
     peak = baseline_of(graph).peak_bytes - leaving_out
-    return budget.bytes_of(peak, max(0, beside.beside_bytes - leaving_out), beside.bytes)
+    return budget.bytes_of(peak, max(0, activations.beside_bytes - leaving_out), activations.bytes)
 
 
 def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -> Solution:
-    """Run `planner` on `problem` and replay what it claims.
+    """Run `planner` on `problem`, and replay its claims.
 
     A budget below the largest working set is proven infeasible without asking the planner. Ctrl-C keeps the best plan
-    found until then, and a better plan that the planner told the observer of is never lost to a worse result. A claim
-    that a plan refutes is dropped, with a warning; the plan stays.
+    found until then, and a better plan that the planner reported to the observer is never lost to a worse result. A
+    claim that a plan refutes is dropped, with a warning; the plan stays.
 
     Raises:
-        FalseClaim: a schedule of the planner's does not run.
+        FalseClaim: one of the planner's schedules does not run.
         PlannerRefuses: the planner cannot take this graph.
         KeyboardInterrupt: interrupted before any plan was found.
     """
@@ -234,17 +255,17 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
 
 
 def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution:
-    """Return a solution with another plan, or the same, which lies in an arena; the judge has checked both.
+    """Return a solution with a plan that lies in an arena.
 
-    What was proven for the solution stays proven: an arena is never smaller than the sum.
+    The judge checks plan and arena. The solution's proofs still hold: an arena is never smaller than the sum of bytes.
 
     Args:
-        solution: has a plan whose sum fits the budget.
-        schedule: the plan that takes its place.
-        arena: of that plan.
+        solution: a solution whose sum of bytes fits the budget.
+        schedule: the solution's own plan, or another in its place.
+        arena: the arena of that plan.
 
     Raises:
-        FalseClaim: the plan does not run, things that are in memory together overlap, or the arena does not fit.
+        FalseClaim: the plan does not run, tensors that are in memory together overlap, or the arena does not fit.
     """
     problem, old = solution.problem, solution.trace
     assert old is not None
@@ -254,7 +275,7 @@ def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution
         check_arena(problem.graph, schedule, arena)
     except InvalidSchedule as error:
         raise FalseClaim(f"the addresses that were found are wrong: {error.message}") from error
-    # Banks have sizes of their own.
+    # Each bank has a size of its own.
     if not arena.banks and problem.graph.resident_bytes + arena.bytes > problem.budget.device_bytes:
         raise FalseClaim(f"an arena of {arena.bytes} bytes was taken for one that fits the budget")
     sum_time = min(old.time, trace.time)
@@ -267,15 +288,16 @@ def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution
 
 
 def with_plan_of(solution: Solution, other: Solution) -> Solution:
-    """Return a solution with the plan of another one, for the same graph, which fits its budget and is faster.
+    """Return a solution with the plan of another, faster solution.
 
-    What was proven for the solution's budget is held against that plan.
+    The other solution is for the same graph, and its plan fits this budget. The judge checks the bounds of `solution`
+    against that plan.
     """
     assert other.trace is not None
     assert other.result.schedule is not None
     judge = _Judge(solution.problem, Observer())
     result = other.result
-    # It need not be among the plans that the planner searched here.
+    # The plan may lie outside of this planner's search.
     judge.best = _Known(other.result.schedule, other.trace, result.model_figures, result.found_by, is_of_planner=False)
     verdict = judge.verdict(solution.result)
     warnings = (*solution.warnings, *judge.warnings)
@@ -292,7 +314,7 @@ def with_plan_of(solution: Solution, other: Solution) -> Solution:
 
 @dataclass(frozen=True)
 class _Known:
-    """A plan that fits, as judged."""
+    """A plan that fits, with its replay."""
 
     schedule: Schedule
     trace: Trace
@@ -305,12 +327,12 @@ class _Known:
 
 
 class _Judge(PassingObserver):
-    """Replays the plans of one run of a planner, keeps the best, and holds claims against what is known.
+    """Replays the plans of one run, keeps the best, and checks claims.
 
     Attributes:
-        best: of the plans that the planner told of; None before one fits.
+        best: the fastest plan that fits, of those that the planner reported; None before there is one.
         baseline: the plain run, measured.
-        warnings: what turned out to be false.
+        warnings: false claims, one sentence each.
     """
 
     def __init__(self, problem: Problem, observe: Observer) -> None:
@@ -321,7 +343,7 @@ class _Judge(PassingObserver):
         self._problem = problem
         self._bounds: dict[Scope, Bound] = {}
         self._planner: str | None = None
-        self._judged: tuple[Schedule, Trace] | None = None  # the last one: most often it is asked for again
+        self._judged: tuple[Schedule, Trace] | None = None  # the last replay: most often it is asked for again
 
     def asks(self, planner: str) -> None:
         self._planner = planner
@@ -343,11 +365,14 @@ class _Judge(PassingObserver):
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """What the planner told of, that of the widest scope first."""
+        """The reported bounds, widest scope first."""
         return tuple(self._bounds[scope] for scope in Scope if scope in self._bounds)
 
     def best_claim(self) -> PlanResult:
-        """Return the best plan as a result; there must be one."""
+        """Return the best plan as a result.
+
+        There must be one.
+        """
         assert self.best is not None
         best = self.best
         return PlanResult(
@@ -358,7 +383,7 @@ class _Judge(PassingObserver):
         """Replay a schedule.
 
         Raises:
-            FalseClaim: it does not run.
+            FalseClaim: the schedule does not run.
         """
         if schedule is plain_run(self._problem.graph):
             return self.baseline
@@ -372,10 +397,10 @@ class _Judge(PassingObserver):
         return self._judged[1]
 
     def verdict(self, claim: PlanResult) -> PlanResult:
-        """Return what is left of a claim, with the best plan that is known.
+        """Correct a claim, and give it the best known plan.
 
         Raises:
-            FalseClaim: a schedule in it does not run.
+            FalseClaim: one of its schedules does not run.
         """
         known = [plan for plan in (self._claimed(claim), self.best) if plan is not None]
         nothing_fits = claim.status is Status.INFEASIBLE and not self._is_refuted(claim, known)
@@ -396,7 +421,7 @@ class _Judge(PassingObserver):
         )
 
     def _claimed(self, claim: PlanResult) -> _Known | None:
-        """Judge the claimed plan; None where there is none, or where it does not fit."""
+        """Judge the claimed plan; None without a plan that fits."""
         if claim.schedule is None:
             return None
         trace = self.trace(claim.schedule)
@@ -407,7 +432,10 @@ class _Judge(PassingObserver):
         return None
 
     def _is_refuted(self, claim: PlanResult, known: list[_Known]) -> bool:
-        """Tell whether a plan in scope fits although the claim says that none does; such plans are added to `known`."""
+        """Tell whether a plan in scope fits although the claim denies that.
+
+        Plans that fit are added to `known`.
+        """
         if claim.closest is not None and self._fits(trace := self.trace(claim.closest)):
             known.append(_Known(claim.closest, trace))
         if self._fits(self.baseline):
@@ -418,13 +446,13 @@ class _Judge(PassingObserver):
         return True
 
     def _without_plan(self, claim: PlanResult) -> PlanResult:
-        """Return a claim that stands without a plan."""
+        """Return the claim without a plan."""
         if claim.schedule is None:
             return claim
         return PlanResult(Status.UNKNOWN, closest=claim.schedule, reason="no plan was found that fits")
 
     def _true_bounds(self, bounds: tuple[Bound, ...], known: list[_Known], best: _Known) -> tuple[Bound, ...]:
-        """Drop the bounds that a plan refutes; add the bound that each op runs at least once."""
+        """Drop refuted bounds; add that each op runs at least once."""
         plain = Bound(self.baseline.time, Scope.ANY_PLAN)
         if best.trace.time == plain.time:
             return (plain,)
@@ -437,15 +465,15 @@ class _Judge(PassingObserver):
         met: list[Bound] = []
         others: list[Bound] = []
         for bound in true:
-            # A bound on plans without transfers says nothing of a plan with transfers.
+            # A bound on plans without transfers does not limit a plan with transfers.
             says_nothing = best.schedule.has_transfers and bound.scope.leaves_out_transfers
             (others if says_nothing or bound.time > best.trace.time else met).append(bound)
-        # Bounds whose scope excludes the best plan; a reader can use their scope, except PLANNER.
+        # Bounds whose scope excludes the best plan. Readers can use their scope, except PLANNER.
         beyond = [bound for bound in others if bound.scope is not Scope.PLANNER]
         return (*dict.fromkeys(met or [plain]), *beyond)
 
     def _is_in_scope(self, plan: _Known, scope: Scope) -> bool:
-        """Tell whether a proof over this scope speaks of a plan."""
+        """Tell whether a proof over this scope covers the plan."""
         if scope is Scope.PLANNER:
             return plan.is_of_planner
         if scope is Scope.ANY_PLAN:

@@ -1,4 +1,7 @@
-"""Costs: what an op has to do (`annotate_work`), and how long that takes under a cost model (`apply_costs`)."""
+"""Costs: the work of ops, and their times under a cost model.
+
+`annotate_work` sets the work, `apply_costs` the times.
+"""
 
 from collections.abc import Mapping
 
@@ -7,7 +10,7 @@ from remat_cli.costs.model import CostModel, Flops, Unit, apply_costs
 from remat_cli.costs.roofline import Device, Roofline
 from remat_cli.costs.work import annotate_work
 
-# A cost model is a frozen dataclass whose fields are what it needs to know: a device, or a table.
+# A cost model is a frozen dataclass whose fields are its parameters: a device, or a table.
 COST_MODELS: Mapping[str, type[CostModel]] = {
     "unit": Unit,
     "flops": Flops,

@@ -1,8 +1,8 @@
 """Floating-point operations of PyTorch's ops; a multiply-add counts 2.
 
-Operands stand in the order of the op's schema, tensors only. The contractions agree with `torch.utils.flop_counter`,
-which has no formula for attention on the CPU, and counts gradients of grouped weights as if there were one group; the
-factors of everything else are the usual estimates, as in `formulas`.
+Operands are the tensors of the op's schema, in its order. The contractions agree with `torch.utils.flop_counter`,
+except that it has no formula for attention on the CPU, and counts gradients of grouped weights as if there were one
+group. The factors of all other ops are the usual estimates, as in `formulas`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Shape = tuple[int, ...]
 
 
 def aten_flops(operator: Operator) -> int | None:
-    """Return the FLOPs of one run of an op; 0 where it only moves data, None where there is no formula."""
+    """Return the FLOPs of one run of an op; None without a formula.
+
+    Data movement has 0 FLOPs.
+    """
     name = operator.type.partition(".")[2]
     if name in _DATA_MOVEMENT:
         return 0
@@ -29,7 +32,7 @@ def aten_flops(operator: Operator) -> int | None:
 
 
 def _shape(operator: Operator, place: int) -> Shape:
-    """Return the shape of an operand; empty where it is absent."""
+    """Return the shape of an operand; empty for an absent operand."""
     operand = operator.inputs[place] if place < len(operator.inputs) else None
     return () if operand is None or operand.shape is None else operand.shape
 
@@ -47,7 +50,10 @@ def _largest(operands: tuple[object, ...]) -> int:
 
 
 def _product(place: int) -> Callable[[Operator], int]:
-    """A matrix product, batched or not: `place` is that of the operand [..., rows, summed]."""
+    """Return the formula of a matrix product, batched or not.
+
+    `place` is the position of the operand [..., rows, summed].
+    """
 
     def flops(operator: Operator) -> int:
         return 2 * prod(_result(operator)) * prod(_shape(operator, place)[-1:])
@@ -56,14 +62,21 @@ def _product(place: int) -> Callable[[Operator], int]:
 
 
 def _convolution(operator: Operator) -> int:
-    """Weights are [output channels, input channels of a group, *kernel]; transposed, the first two change places."""
+    """Return the FLOPs of a convolution.
+
+    Weights are [output channels, input channels of a group, *kernel]; for a transposed convolution the first two change
+    places.
+    """
     if operator.integer("transposed", 0):
         return 2 * prod(_shape(operator, 0)) * prod(_shape(operator, 1)[1:])
     return 2 * prod(_result(operator)) * prod(_shape(operator, 1)[1:])
 
 
 def _convolution_backward(operator: Operator) -> int:
-    """One convolution for each of the gradients of input and weight that are wanted; the bias is next to nothing."""
+    """Return the FLOPs of a convolution's backward.
+
+    Each wanted gradient of input and weight costs one convolution; the bias costs next to nothing.
+    """
     gradient, given, weight = (_shape(operator, place) for place in range(3))
     one = 2 * prod(given if operator.integer("transposed", 0) else gradient) * prod(weight[1:])
     mask = operator.attributes.get("output_mask", (1, 1, 1))
@@ -72,18 +85,28 @@ def _convolution_backward(operator: Operator) -> int:
 
 
 def _attention_product(query: Shape, key: Shape, last: int) -> int:
-    """One product of all queries with all keys, or of the weights with the values, of `last` columns."""
+    """Return the FLOPs of one product in attention.
+
+    The product is of all queries with all keys, or of the weights with the values, and has `last` columns.
+    """
     return 2 * prod(query[:-1]) * prod(key[-2:-1]) * last
 
 
 def _attention(operator: Operator) -> int:
-    """Queries times keys, and weights times values, all [batch, heads, length, size]; a causal mask saves nothing."""
+    """Return the FLOPs of attention: two products.
+
+    The products are queries times keys, and weights times values, all [batch, heads, length, size]. A causal mask saves
+    nothing.
+    """
     query, key, value = (_shape(operator, place) for place in range(3))
     return _attention_product(query, key, prod(query[-1:])) + _attention_product(query, key, prod(value[-1:]))
 
 
 def _attention_backward(operator: Operator) -> int:
-    """The weights again, and the gradients of weights, values, queries and keys: five products."""
+    """Return the FLOPs of attention's backward: five products.
+
+    They are the weights again, and the gradients of weights, values, queries and keys.
+    """
     _, query, key, value = (_shape(operator, place) for place in range(4))
     by_query, by_value = (_attention_product(query, key, prod(shape[-1:])) for shape in (query, value))
     return 3 * by_query + 2 * by_value
@@ -96,7 +119,10 @@ def _pooling(operator: Operator) -> int:
 
 
 def _recurrent(operator: Operator) -> int:
-    """One product of the input, or of a state, with each weight of two dimensions, at each step."""
+    """Return the FLOPs of a recurrent layer.
+
+    At each step the input, or a state, is multiplied by each weight of two dimensions.
+    """
     layer = next(operand for operand in operator.inputs if operand is not None and len(operand.shape or ()) == 3)
     weights = sum(prod(operand.shape or ()) for operand in operator.inputs if operand and len(operand.shape or ()) == 2)
     return 2 * prod((layer.shape or ())[:2]) * weights
@@ -213,7 +239,7 @@ _DATA_MOVEMENT = frozenset((
 ))
 # fmt: on
 
-# These read only as much of their first operand as they write; the others of these names read all of it.
+# These ops read only as much of their first operand as they write; other variants of them read all of it.
 READS_WHAT_IT_WRITES = frozenset(
     f"aten.{name}" for name in ("embedding", "index", "index_select", "gather", "slice", "roll", "_unsafe_index")
 )

@@ -1,7 +1,7 @@
 """Floating-point operations of operators; a multiply-add counts 2.
 
-The contractions agree exactly with PyTorch's counter on exported models; the factors of everything else are the usual
-estimates (a transcendental function is worth 4 to 10 operations).
+The contractions agree exactly with PyTorch's counter on exported models. The factors of all other operators are the
+usual estimates (a transcendental function counts 4 to 10 operations).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from remat_cli.costs.aten import aten_flops
 
 
 class UnknownWork(Exception):
-    """There is no formula for the operator, or a shape that it needs is not known."""
+    """An operator has no formula, or lacks a shape for the formula."""
 
 
 def flops_of(operator: Operator) -> int:
-    """Return the FLOPs of one run of `operator`; 0 where it only moves data.
+    """Return the FLOPs of one run of an operator; 0 for data movement.
 
     Raises:
-        UnknownWork: see there.
+        UnknownWork: the operator has no formula, or lacks a shape for the formula.
     """
     if operator.type.startswith(("aten.", "remat.")):
         return _known(aten_flops(operator), operator)
@@ -55,10 +55,10 @@ def _result(operator: Operator) -> tuple[int, ...]:
     return _shape(operator, operator.outputs[:1])
 
 
-def _shape(operator: Operator, found: tuple[Operand | None, ...]) -> tuple[int, ...]:
-    if not found or found[0] is None or found[0].shape is None:
+def _shape(operator: Operator, operands: tuple[Operand | None, ...]) -> tuple[int, ...]:
+    if not operands or operands[0] is None or operands[0].shape is None:
         raise UnknownWork(operator.type)
-    return found[0].shape
+    return operands[0].shape
 
 
 # --- Formulas ---------------------------------------------------------------------------------------------------------
@@ -67,7 +67,10 @@ Formula = Callable[[Operator], int]
 
 
 def _convolution(weight: int = 1) -> Formula:
-    """Weights are [output channels, input channels of a group, *kernel]."""
+    """Return the formula of a convolution.
+
+    Weights are [output channels, input channels of a group, *kernel].
+    """
 
     def flops(operator: Operator) -> int:
         return 2 * prod(_result(operator)) * prod(_input(operator, weight)[1:])
@@ -76,19 +79,28 @@ def _convolution(weight: int = 1) -> Formula:
 
 
 def _transposed_convolution(operator: Operator) -> int:
-    """Weights are [input channels, output channels of a group, *kernel]."""
+    """Return the FLOPs of a transposed convolution.
+
+    Weights are [input channels, output channels of a group, *kernel].
+    """
     return 2 * prod(_input(operator, 0)) * prod(_input(operator, 1)[1:])
 
 
 def _matrix_product(operator: Operator) -> int:
-    """The first operand is [..., rows, summed], or [..., summed, rows] where the operator can transpose it."""
+    """Return the FLOPs of a matrix product.
+
+    The first operand is [..., rows, summed], or [..., summed, rows] if the operator transposes it.
+    """
     shape = _input(operator, 0)
     summed = shape[-2:-1] if operator.integer("transA", 0) else shape[-1:]
     return 2 * prod(_result(operator)) * prod(summed)
 
 
 def _einsum(operator: Operator) -> int:
-    """One multiply-add for each combination of all indices."""
+    """Return the FLOPs of an Einsum.
+
+    Each combination of all indices is one multiply-add.
+    """
     equation = str(operator.attributes.get("equation", "")).replace(" ", "")
     sizes: dict[str, int] = {}
     for position, term in enumerate(equation.partition("->")[0].split(",")):
@@ -105,16 +117,22 @@ def _einsum(operator: Operator) -> int:
 
 
 def _recurrence(operator: Operator) -> int:
-    """X is [steps, batch, input]; W and R are [directions, gates * hidden, input or hidden]."""
+    """Return the FLOPs of a recurrent layer.
+
+    X is [steps, batch, input]; W and R are [directions, gates * hidden, input or hidden].
+    """
     weights = prod(_input(operator, 1)) + prod(_input(operator, 2))
     return 2 * prod(_input(operator, 0)[:2]) * weights
 
 
 def _attention(past: int) -> Formula:
-    """Queries times keys, and weights times values; keys are [batch, keys, ...] or [batch, heads, keys, size].
+    """Return the formula of attention: two products.
+
+    The products are queries times keys, and weights times values. Keys are [batch, keys, ...] or [batch, heads, keys,
+    size].
 
     Args:
-        past: the input position of earlier keys, [batch, heads, keys, size], which come before the given ones.
+        past: input position of earlier keys, [batch, heads, keys, size], which come before the other keys.
     """
 
     def flops(operator: Operator) -> int:
@@ -129,7 +147,10 @@ def _attention(past: int) -> Formula:
 
 
 def _projected_attention(operator: Operator) -> int:
-    """As attention of a sequence [batch, steps, input] to itself, with the weights of its three projections packed."""
+    """Return the FLOPs of self-attention with packed projections.
+
+    The sequence is [batch, steps, input]. One weight packs its three projections.
+    """
     shape = _input(operator, 0)
     projections = prod(shape[:2]) * prod(_input(operator, 1))
     return 2 * (projections + 2 * prod(shape[1:2]) * prod(_result(operator)))
@@ -156,13 +177,13 @@ def _variadic(operator: Operator) -> int:
 
 
 def _top_k(operator: Operator) -> int:
-    """A heap of k for each row."""
+    """Return the FLOPs of TopK: a heap of k for each row."""
     axis, result = operator.integer("axis", -1), _result(operator)
     k = result[axis] if -len(result) <= axis < len(result) else 1
     return prod(_input(operator, 0)) * max(1, round(log2(max(k, 1))))
 
 
-# How many leading operands are contracted; None means all of them.
+# Number of leading operands that are contracted; None means all of them.
 CONTRACTED_OPERANDS: Mapping[str, int | None] = {
     "Conv": 2,
     "ConvTranspose": 2,

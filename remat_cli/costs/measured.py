@@ -1,4 +1,4 @@
-"""Measurements of ops: times, and the workspace of kernels."""
+"""Measured times of ops, and measured workspace of kernels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _AGAIN = "measure again, with the sizes that are planned: remat measure GRAPH --
 
 @dataclass(frozen=True)
 class Measurements:
-    """A table of what was measured, by the name of an op or, where every op of a type is alike, by its type.
+    """A table of measurements, by an op's name or type.
 
     Attributes:
         times_ns: time of one run, in nanoseconds.
-        workspace_bytes: memory that the op takes while it runs, beside its inputs and outputs; as far as it is known.
-        signatures: of the ops that were measured, where they have one.
-        dims: sizes with which the graph was read, by name; empty where that is not known.
-        machine: what it was measured on, for people.
+        workspace_bytes: known memory of the op while it runs, without its inputs and outputs.
+        signatures: signatures of the measured ops that have one.
+        dims: sizes of the measured graph's dims, by name; empty if unknown.
+        machine: the machine of the measurement, for people.
     """
 
     times_ns: Mapping[str, int]
@@ -31,15 +31,15 @@ class Measurements:
     machine: str = ""
 
     def check(self, graph: Draft, dims: Mapping[str, int], where: str) -> None:
-        """Check that this was measured of the same ops, at the same sizes.
+        """Check that the same ops were measured, at the same sizes.
 
         Args:
-            graph: what it is for.
-            dims: with which that was read.
-            where: the table comes from, for messages.
+            graph: the graph to time.
+            dims: sizes of that graph's dims.
+            where: origin of the table, for messages.
 
         Raises:
-            UsageError: it was not.
+            UsageError: ops or sizes differ.
         """
         for name, size in dims.items():
             if self.dims.get(name, size) != size:
@@ -53,11 +53,14 @@ class Measurements:
                 )
 
     def missing(self, graph: Graph) -> dict[str, int]:
-        """Return the times that a graph has for ops which were not measured, by their names."""
+        """Return the graph's own times of ops without a measurement, by name."""
         return {op.name: op.time for op in graph.ops if op.name not in self.times_ns and op.time}
 
     def with_workspace(self, graph: Draft) -> Draft:
-        """Return the graph with the workspace that was measured, where there is one, instead of an estimated one."""
+        """Return the graph with measured workspace in place of estimates.
+
+        Ops without a measurement keep their estimate.
+        """
         known = self.workspace_bytes
         ops = (op.edited(workspace_bytes=known.get(op.name, op.workspace_bytes)) for op in graph.ops)
         return graph.edited(ops=tuple(ops)) if known else graph
@@ -65,10 +68,12 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An op takes the time that a table gives for its name or, failing that, for its type.
+    """The time of an op is the table's, by its name or type.
 
-    The backward of a forward op is looked up as `<name>.backward` and `<type>Grad`, as the training graph calls it;
-    where the table has neither, it takes twice the time of the forward op.
+    The name is looked up first.
+
+    The backward of a forward op is looked up as `<name>.backward` and `<type>Grad`, its name and type in the training
+    graph. If the table has neither, the backward takes twice the op's time.
 
     Attributes:
         times_ns: time of one run in ns, by name or type of op.

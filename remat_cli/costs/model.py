@@ -1,4 +1,4 @@
-"""Cost models: their protocol, those without parameters, and their use on a graph."""
+"""The protocol of cost models, simple models, and their use."""
 
 from __future__ import annotations
 
@@ -14,28 +14,39 @@ _BYTES_PER_OPERATION = 4
 
 
 class CostModel(Protocol):
-    """Gives the time of one run of an op: a frozen dataclass whose fields are its parameters."""
+    """Gives the time of one run of an op.
+
+    A cost model is a frozen dataclass whose fields are its parameters.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     time_unit: ClassVar[str]
-    remedy: ClassVar[str]  # what to do where the model cannot tell the time of an op
+    remedy: ClassVar[str]  # what to do if the model has no time for an op
 
     def time(self, graph: Draft, op: Op) -> int | None:
-        """Return the time of one run of `op`, in `time_unit`; None where too little is known of it."""
+        """Return the time of one run of `op`, in `time_unit`.
+
+        None means that the op lacks figures.
+        """
         ...
 
     def grad_time(self, graph: Draft, op: Op) -> int | None:
-        """Return the time of the backward of forward op `op`; None means twice its `time`."""
+        """Return the time of the backward of forward op `op`.
+
+        None means twice the op's `time`.
+        """
         ...
 
 
 def apply_costs(graph: Draft, model: CostModel) -> Draft:
-    """Return `graph` with the times that `model` gives its ops and, on a forward graph, their backward.
+    """Return a graph with times of its ops by a cost model.
 
-    An op that only makes views launches nothing: it takes no time under any model.
+    In a forward graph the ops' backwards get times, too.
+
+    An op that only returns views launches nothing: it takes no time under any model.
 
     Raises:
-        UsageError: the model cannot tell the time of some ops; it names their types.
+        UsageError: the model has no time for some ops; the message names their types.
     """
     ops: list[Op] = []
     untimed: dict[str, None] = {}
@@ -61,7 +72,10 @@ def _grad_time(graph: Draft, op: Op, model: CostModel) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One unit of time for every op, forward and backward: overhead then counts recomputations."""
+    """The time of every op is one unit.
+
+    Overhead then counts recomputations.
+    """
 
     time_unit: ClassVar[str] = "unit"
     remedy: ClassVar[str] = ""
@@ -77,9 +91,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """An op takes as long as it has FLOPs: data movement is free, and no device is needed.
+    """The time of an op is its FLOPs; data movement is free.
 
-    An op of which only the bytes are known counts as one operation for each 4 bytes that it moves.
+    No device is needed.
+
+    An op with known bytes and unknown FLOPs counts as one operation for each 4 bytes that it moves.
     """
 
     time_unit: ClassVar[str] = "flop"

@@ -1,4 +1,4 @@
-"""Time on a device, from its peak rates."""
+"""Times on a device, from its peak rates."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ _DEFAULT_DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the roofline needs to know of a device; profiles are in `configs/devices`.
+    """The rates and overheads of a device.
+
+    Profiles are in `configs/devices`.
 
     Attributes:
-        name: for people.
+        name: name of the device, for people.
         peak_flops: FLOP/s of dense matrix products by element type ("float32", "float16", ...); other types run at the
-            rate of float32, which must be there.
+            rate of float32, which is required.
         bandwidth: bytes/s between the processor and its memory.
-        memory_bytes: size of its memory.
-        link_bandwidth: bytes/s between its memory and the host's, in one direction.
-        link_duplex: whether transfers both ways go at the same time, each at this rate.
-        launch_overhead_ns: time that every op takes beyond its work.
+        memory_bytes: size of the device's memory.
+        link_bandwidth: bytes/s between the device's memory and the host's, in one direction.
+        link_duplex: whether transfers in both directions run at the same time, each at this rate.
+        launch_overhead_ns: time of every op in addition to its work.
         compute_efficiency: share of `peak_flops` that real kernels reach, above 0 and at most 1.
-        memory_efficiency: the same of `bandwidth`.
-        node_devices: how many devices one node has; 0 where it is not known how devices are joined.
-        node_bandwidth: bytes/s of a device to the others of its node, in one direction.
-        network_bandwidth: bytes/s of a device to other nodes, in one direction.
-        collective_overhead_ns: time that every collective takes beyond its transfers.
+        memory_efficiency: share of `bandwidth` that real kernels reach, above 0 and at most 1.
+        node_devices: number of devices in one node; 0 if unknown.
+        node_bandwidth: bytes/s from a device to the others of its node, in one direction.
+        network_bandwidth: bytes/s from a device to other nodes, in one direction.
+        collective_overhead_ns: time of every collective in addition to its transfers.
         collective_efficiency: share of the two bandwidths that collectives reach, above 0 and at most 1.
 
     Raises:
@@ -82,15 +84,15 @@ class Device:
                 raise UsageError(f"device {self.name!r} has {name} {share}", hint="give a share above 0 and up to 1")
 
     def collective_time(self, size: int, ranks: int) -> int:
-        """Return the time in ns in which `ranks` devices gather `size` bytes, or scatter them, by rings.
+        """Return the time in ns to gather or scatter `size` bytes by rings.
 
-        Each rank receives what the others have. Within a node it comes at `node_bandwidth`. Over several, every ring
-        passes from node to node, and the rings of a node have its devices' networks together: the smallest node's, as
-        every ring passes there. Source: Thakur et al., Optimization of Collective Communication Operations in MPICH,
+        Each of `ranks` devices receives the others' parts. Within a node the rate is `node_bandwidth`. Over several
+        nodes every ring passes from node to node, and all rings share the networks of a node's devices: those of the
+        smallest node set the rate. Source: Thakur et al., Optimization of Collective Communication Operations in MPICH,
         2005, section 4.1; NVIDIA, nccl-tests, "Performance reported by NCCL tests", bus bandwidth.
 
         Raises:
-            UsageError: the profile does not say how so many devices are joined.
+            UsageError: the profile lacks the number of devices in a node, or a bandwidth between so many devices.
         """
         several = ranks > self.node_devices
         for name in ("node_devices", "node_bandwidth", *(("network_bandwidth",) if several else ())):
@@ -108,7 +110,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An op takes as long as the slower of computing and moving its bytes at the device's rates, plus its launch.
+    """The time of an op is its slower part on a device, plus launch.
+
+    One part is computing, the other moving bytes, each at the device's rate.
 
     Source: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009.
     """
@@ -121,16 +125,19 @@ class Roofline:
     device: Device
 
     def time(self, graph: Draft, op: Op) -> int | None:
-        """Return the time of `op` in ns; where only its FLOPs or only its bytes are known, from these alone."""
+        """Return the time of `op` in ns.
+
+        If only FLOPs or only bytes are known, they alone give the time.
+        """
         if op.flops is None and op.moved_bytes is None:
             return None
         return self._time(op.flops or 0, op.moved_bytes or 0, _dtype(graph, op))
 
     def grad_time(self, graph: Draft, op: Op) -> int | None:
-        """Return the time of the backward of `op` in ns; None where too little is known of it.
+        """Return the time of the backward of `op` in ns; None if unknown.
 
-        It reads the gradients of the outputs and what is saved, and writes the gradients of inputs and weights: what
-        the forward op moves, and what is saved.
+        The backward reads the gradients of the outputs and the saved tensors, and writes the gradients of inputs and
+        weights. So it moves the bytes of the forward op and of the saved tensors.
         """
         if op.flops is None and op.moved_bytes is None:
             return None
@@ -148,6 +155,9 @@ class Roofline:
 
 
 def _dtype(graph: Draft, op: Op) -> str:
-    """Return the element type that the op computes in: the first one known among its outputs, then its inputs."""
+    """Return the element type of an op's computation.
+
+    It is the first known type among the op's outputs, then its inputs.
+    """
     known = (graph.tensors[name].dtype for name in (*op.outputs, *op.inputs))
     return next((dtype for dtype in known if dtype is not None), _DEFAULT_DTYPE)

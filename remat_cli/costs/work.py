@@ -1,4 +1,7 @@
-"""FLOPs and moved bytes of each op, from what the file says of its operator. A multiply-add counts 2 FLOPs."""
+"""FLOPs and moved bytes of ops, by their operators in the file.
+
+A multiply-add counts 2 FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.costs.aten import READS_WHAT_IT_WRITES
 from remat_cli.costs.formulas import CONTRACTED_OPERANDS, UnknownWork, flops_of
 
-# These read only as much of their first input as they write.
+# These operators read only as much of their first input as they write.
 _READS_WHAT_IT_WRITES = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Expand"}) | READS_WHAT_IT_WRITES
-# These read only the shape of their input.
+# These operators read only the shape of their input.
 _READS_SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
@@ -25,23 +28,25 @@ class _Work:
 
 
 def annotate_work(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Draft, tuple[str, ...]]:
-    """Return `graph` with `flops`, `moved_bytes` and `grad_flops` set, and the names of ops whose work is an estimate.
+    """Return a graph with each op's work, and names of estimated ops.
 
-    Moved bytes are the distinct inputs, weights among them, and the outputs; gathers, slices and expansions read only
-    what they write. An op that only makes views does no work. Of an operator without a formula, or with shapes that are
-    not known, only the bytes are given: an estimate.
+    The work is `flops`, `moved_bytes` and `grad_flops`.
+
+    Moved bytes are those of distinct inputs, with weights, and of outputs. Gathers, slices and expansions read only as
+    much as they write. An op that only returns views does no work. An operator without a formula, or with unknown
+    shapes, gets only moved bytes: an estimate.
 
     The backward of a contraction (convolution, matrix product) costs one forward for each operand that needs a
-    gradient, that of fused attention 2.5 forwards (it recomputes the attention weights), that of anything else 2.
-    An op without a backward has 0 `grad_flops`; mark the graph for training first (`training.annotate_saves`), else
-    every op counts as having one.
+    gradient, the backward of fused attention 2.5 forwards (it recomputes the attention weights), other backwards 2. An
+    op without a backward has 0 `grad_flops`; mark the graph for training first (`training.annotate_saves`): without
+    marks every op counts as having a backward.
 
     Args:
-        graph: as read.
-        operators: one for each op.
+        graph: graph of the file.
+        operators: an operator for each op.
 
     Raises:
-        GraphError: an op has more work than cost models can count with.
+        GraphError: an op has more work than cost models can count.
     """
     ops: list[Op] = []
     estimated: list[str] = []
@@ -55,12 +60,18 @@ def annotate_work(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Draf
 
 
 def only_makes_views(graph: Draft, op: Op) -> bool:
-    """Tell whether all that the op makes shares storage with something else: it launches nothing and costs nothing."""
+    """Return whether an op only returns views.
+
+    Such an op launches nothing and costs nothing.
+    """
     return bool(op.outputs) and all(_shares_storage(graph.tensors[name]) for name in op.outputs)
 
 
 def _shares_storage(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a view: of another tensor, or, having elements but no bytes, of a resident weight."""
+    """Return whether a tensor is a view.
+
+    It is a view of another tensor or, if it has elements but no bytes, of a resident weight.
+    """
     has_elements = tensor.shape is not None and prod(tensor.shape) > 0
     return tensor.view_of is not None or (tensor.bytes == 0 and has_elements)
 

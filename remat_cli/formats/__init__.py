@@ -1,4 +1,7 @@
-"""Readers: one file and one line in READERS for each format. Formats are told apart by content, not by file name."""
+"""Readers: one file and one line in READERS for each format.
+
+The content of a file decides on its format, not its name.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ class Reader:
 
     Attributes:
         recognises: tells whether a file's content is of this format.
-        read: reads it.
+        read: reads the file.
     """
 
     recognises: Callable[[Source], bool]
     read: Callable[[Source, ReadOptions], Reading]
 
 
-# In this order: everything that is not JSON goes to the reader of ONNX, which refuses other files.
+# Checked in this order: every file that is not JSON goes to the reader of ONNX, which refuses other files.
 READERS: Mapping[str, Reader] = {
     "native JSON": Reader(native.recognises, native.read),
     "node-link JSON": Reader(node_link.recognises, node_link.read),
@@ -44,7 +47,7 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
 
     Raises:
         GraphError: the file or the graph in it is bad.
-        UsageError: the options do not fit the file (dimensions left open, unknown names).
+        UsageError: the options do not suit the file (dimensions left open, unknown names).
     """
     if path.suffix.rstrip(":") == ".py":
         raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
@@ -67,7 +70,7 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
 
 
 def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:
-    """Return what was read of a file of fixed sizes, with a note of sizes that were given in vain."""
+    """Add a note to a reading of fixed sizes if sizes were given in vain."""
     idle = [*(name for name in options.dims if name != ALL_OTHER_DIMS), *options.input_shapes, *options.values]
     if not idle:
         return reading
@@ -76,7 +79,9 @@ def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:
 
 
 def has_fixed_sizes(path: Path) -> bool:
-    """Tell whether all sizes of the graph at `path` are fixed, so that no dimension can be given or searched.
+    """Tell whether all sizes of the graph at `path` are fixed.
+
+    Then no dimension can be given or searched.
 
     Raises:
         GraphError: the file cannot be read.
@@ -85,11 +90,13 @@ def has_fixed_sizes(path: Path) -> bool:
 
 
 def portable_bytes(path: Path) -> bytes:
-    """Return a file without weights that gives the same graph as the one at `path`, to be sent to another machine.
+    """Return a file without weights that gives the same graph.
+
+    It can be sent to another machine.
 
     Raises:
         GraphError: the file cannot be read.
-        UsageError: it is a function, which may need more than the file that it is in.
+        UsageError: the path is a function, which may need more than its file.
     """
     if names_function(path):
         raise UsageError(f"{path} is Python, which is not sent elsewhere", hint="remat convert it, and name the result")

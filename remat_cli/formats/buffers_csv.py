@@ -1,6 +1,7 @@
-"""Buffers as CSV, in the format of MiniMalloc: `id,lower,upper,size`, to which `offset` is added.
+"""Buffers as CSV, in the format of MiniMalloc.
 
-A column `traffic` says how many bytes are moved to and from each buffer; without it, each is moved once.
+The columns are `id,lower,upper,size`, and `offset` in the output. A column `traffic` has the bytes moved to and from
+each buffer; without it, each buffer is moved once.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _COLUMNS = ("id", "lower", "upper", "size")
 
 @dataclass(frozen=True)
 class BufferFile:
-    """What a file of buffers says.
+    """The content of a file of buffers.
 
     Attributes:
-        header: names of the columns, as they stand there.
+        header: names of the columns, in the file's order.
         rows: the cells of each buffer.
         buffers: in the order of the rows.
-        traffic: bytes that are moved to and from each.
+        traffic: bytes moved to and from each buffer.
     """
 
     header: tuple[str, ...]
@@ -36,7 +37,10 @@ class BufferFile:
     traffic: tuple[int, ...]
 
     def with_offsets(self, offsets: Sequence[int], banks: Sequence[str] | None = None) -> bytes:
-        """Return the file with a column `offset`, in bytes, and `bank` where there are some; old ones are replaced."""
+        """Return the file with columns `offset` and, with banks, `bank`.
+
+        Offsets are in bytes; old columns of these names are replaced.
+        """
         columns: dict[str, Sequence[object]] = (
             {"offset": offsets} if banks is None else {"bank": banks, "offset": offsets}
         )
@@ -50,7 +54,9 @@ class BufferFile:
 
 
 def read_buffers(path: Path) -> BufferFile:
-    """Read a file of buffers: columns in any order, further ones kept.
+    """Read a file of buffers.
+
+    Columns may be in any order; others are kept.
 
     Raises:
         GraphError: the file is missing or malformed; the message names the line.
@@ -113,7 +119,7 @@ def _buffer(row: Sequence[str], columns: Mapping[str, int], width: int, where: s
 
 
 def _whole(cell: str, name: str, where: str) -> int:
-    # Far beyond any moment or size that is meant, and well within what arrays take.
+    # Far larger than any real time or size, and well within the range of arrays.
     if cell.isascii() and cell.removeprefix("-").isdigit() and len(cell) < 19:
         return int(cell)
     raise GraphError(f"{where}: {name} {cell[:40]!r} is no whole number of at most 18 digits", hint="correct the cell")

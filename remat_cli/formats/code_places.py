@@ -1,4 +1,4 @@
-"""Places in users' code, as traces of calls name them and as people read them."""
+"""Places in users' code: parsed from traces, and written for people."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>[0-9]{1,9})\b')
 
 
 def frames_of(trace: str) -> list[tuple[str, int]]:
-    """Return file and line of each frame of a trace, as Python prints it: the innermost stands last."""
-    return [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
+    """Return file and line of each frame of a Python trace.
+
+    The innermost frame is last.
+    """
+    return [(frame["file"], int(frame["line"])) for frame in _FRAME.finditer(trace)]
 
 
 @cache
 def shown_place(file: str, line: int | None) -> str:
-    """Return "file:line", from where packages are installed or from the current folder on."""
+    """Write "file:line", relative to site-packages or the current folder."""
     parts = Path(file).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:

@@ -1,4 +1,4 @@
-"""An order in which the nodes of a file can run, as close to the file's own as possible."""
+"""An executable order of a file's nodes, close to the file's own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from graphlib import TopologicalSorter
 
 
 def file_order(sources: Sequence[Collection[int]]) -> list[int]:
-    """Return the topological order that always takes next the ready node that stands first in the file.
+    """Return the topological order that prefers nodes early in the file.
 
     Args:
-        sources: [nodes] what each node reads from, by place in the file.
+        sources: [nodes] places in the file of the nodes that each node reads from.
 
     Raises:
-        graphlib.CycleError: there is none.
+        graphlib.CycleError: there is no such order.
     """
     if all(source < node for node, reads in enumerate(sources) for source in reads):
         return list(range(len(sources)))

@@ -1,4 +1,4 @@
-"""Python's search for garbage, left out while what is made stays."""
+"""Python's garbage collection, switched off while a graph is read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_search_for_garbage() -> Iterator[None]:
-    """Keep Python from looking for garbage meanwhile.
+    """Switch off Python's garbage collection within the block.
 
-    What is made while a graph is read stays, and is millions of objects: to look through them again and again takes up
-    to a quarter of the time.
+    The millions of objects of a graph stay: scanning them again and again takes up to a quarter of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -21,7 +20,8 @@ def no_search_for_garbage() -> Iterator[None]:
     finally:
         if was_enabled:
             if not gc.get_freeze_count():
-                # Both together make all of it old, unseen; else the next search would begin with millions of objects.
+                # Together these move all objects to the oldest generation, unscanned; otherwise the next collection
+                # would scan millions of objects.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

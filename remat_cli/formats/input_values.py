@@ -1,4 +1,4 @@
-"""Values that users give inputs of a model: NAME=5, NAME=[1,2,3], NAME=FILE.npy."""
+"""Values that users give to inputs: NAME=5, NAME=[1,2,3], NAME=FILE.npy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _LIKE = "write it like sr=16000, ids=[1,2,3] or x=x.npy"
 
 
 def parse_value(text: str) -> tuple[str, Any]:
-    """Return the name of an input, and its value: a number, a list of numbers, or the name of a file.
+    """Parse the name of an input and its value.
+
+    The value is a number, a list of numbers, or the name of a file.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
@@ -38,19 +40,19 @@ def parse_value(text: str) -> tuple[str, Any]:
 
 
 def is_file_name(value: object) -> bool:
-    """Whether a value is the name of a file that holds it."""
+    """Whether a value is the name of a file."""
     return isinstance(value, str)
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return a value as an array; it is read from its file where it names one.
+    """Return a value as an array, read from its file if it names one.
 
     Args:
-        name: of the input, for messages.
+        name: name of the input, for messages.
         value: a number, nested lists of numbers, an array, or the name of a file.
 
     Raises:
-        UsageError: it holds no numbers, or the file cannot be read.
+        UsageError: the value holds no numbers, or the file cannot be read.
     """
     import numpy as np
 

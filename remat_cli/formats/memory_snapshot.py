@@ -1,6 +1,7 @@
-"""Memory snapshots that `torch.cuda.memory._dump_snapshot` records: the peak, and who allocated what is in it.
+"""Memory snapshots of `torch.cuda.memory._dump_snapshot`.
 
-They are pickles of plain lists, dictionaries, texts and numbers. Nothing else is loaded from one.
+The result is the peak, and the lines of code that allocated its memory. Snapshots are pickles of plain lists,
+dictionaries, texts and numbers. No other object is loaded from a snapshot.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from remat_cli.formats.source import read_bytes
 _ENDINGS = (".pickle", ".pkl")
 _BEFORE = "allocated before the recording began"
 _NOBODY = "no place was recorded"
-# How events change what is allocated, and what the allocator has reserved.
+# The effect of events on allocated bytes, and on the allocator's reserved bytes.
 _ALLOCATED = {"alloc": 1, "free_completed": -1}
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-# Of files of the framework, not of the user's.
+# path parts of the framework's files, in contrast to the user's
 _FRAMEWORK = ("/site-packages/", "/dist-packages/", "/torch/")
 _HINT = "record it by torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(FILE)"
 
 
 @dataclass(frozen=True)
 class RecordedMemory:
-    """What a device held at the moment when most was allocated.
+    """The memory of a device at the moment of most allocated bytes.
 
     Attributes:
-        device: its number.
-        peak_bytes: allocated then, roundings of the allocator included.
-        reserved_bytes: that the allocator had taken from the device then.
-        most_reserved_bytes: the most that it had at any time of the recording.
-        events: how many there are in the recording; none where its history was not switched on.
-        places: bytes by who allocated them, the most first: a line of the user's, or else what is known.
+        device: number of the device.
+        peak_bytes: bytes allocated then, including roundings of the allocator.
+        reserved_bytes: bytes that the allocator had reserved on the device then.
+        most_reserved_bytes: most bytes reserved at any time of the recording.
+        events: number of events in the recording; 0 if its history was off.
+        places: bytes by place of allocation, most first: a line of the user's code, or the best known place.
     """
 
     device: int
@@ -49,17 +50,17 @@ class RecordedMemory:
 
     @property
     def fragmentation(self) -> float:
-        """The share of the reserved bytes that nothing was in at the peak."""
+        """The share of the reserved bytes that was not allocated at the peak."""
         return 1 - self.peak_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether a file's name is that of a snapshot."""
+    """Whether a file has the name of a snapshot."""
     return path.name.endswith(_ENDINGS)
 
 
 def read_snapshot(path: Path) -> list[RecordedMemory]:
-    """Return what each device held at its peak; devices that held nothing are left out.
+    """Return each device's memory at its peak, without empty devices.
 
     Raises:
         GraphError: the file cannot be read, is no snapshot, or holds more than plain values.
@@ -69,19 +70,19 @@ def read_snapshot(path: Path) -> list[RecordedMemory]:
         document = _PlainValues(io.BytesIO(content), path).load()
         segments, traces = document["segments"], document["device_traces"]
         devices = {int(segment["device"]) for segment in segments} | {at for at, trace in enumerate(traces) if trace}
-        found = [_device(number, segments, traces) for number in sorted(devices)]
+        memories = [_device(number, segments, traces) for number in sorted(devices)]
     except GraphError:
         raise
-    except Exception as problem:  # a pickle raises whatever its content makes it raise
+    except Exception as problem:  # a pickle can raise any exception
         raise GraphError(f"{path} is no memory snapshot: {type(problem).__name__}: {problem}", hint=_HINT) from None
-    found = [memory for memory in found if memory.peak_bytes]
-    if not found:
+    memories = [memory for memory in memories if memory.peak_bytes]
+    if not memories:
         raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
-    return found
+    return memories
 
 
 class _PlainValues(pickle.Unpickler):
-    """Loads lists, dictionaries, texts and numbers: no class, and so no code."""
+    """Loads lists, dictionaries, texts and numbers, but no class or code."""
 
     def __init__(self, file: io.BytesIO, path: Path) -> None:
         super().__init__(file)
@@ -104,7 +105,7 @@ def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> Reco
     own = [segment for segment in segments if segment["device"] == number]
     events = traces[number] if number < len(traces) else []
     live = dict(_at_the_end(own))
-    # Back to the beginning, as a recording may begin, and its oldest events be dropped, at any time.
+    # Go back in time from the end: a recording may begin at any time, and drop its oldest events.
     allocated = sum(block.bytes for block in live.values())
     reserved = sum(segment["total_size"] for segment in own)
     for event in reversed(events):
@@ -116,7 +117,7 @@ def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> Reco
         elif event["action"] == "free_completed":
             live[event["addr"]] = _Block(size, _BEFORE)
     peak, then, most_reserved = allocated, reserved, reserved
-    highest = 0  # events until the peak
+    highest = 0  # number of events up to the peak
     for count, event in enumerate(events, start=1):
         allocated += _ALLOCATED.get(event["action"], 0) * event["size"]
         reserved += _RESERVED.get(event["action"], 0) * event["size"]
@@ -135,7 +136,7 @@ def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> Reco
 
 
 def _at_the_end(segments: Sequence[Any]) -> Iterator[tuple[int, _Block]]:
-    """Yield the blocks that are allocated when the snapshot is taken, by address."""
+    """Yield the blocks allocated at the time of the snapshot, by address."""
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:
@@ -146,7 +147,7 @@ def _at_the_end(segments: Sequence[Any]) -> Iterator[tuple[int, _Block]]:
 
 
 def _place(frames: Sequence[Any]) -> str:
-    """Return the innermost line of the user's; without one, the innermost that is known."""
+    """Return the innermost line of the user's code, or the innermost known."""
     for frame in frames:
         file = str(frame["filename"])
         if file.endswith(".py") and not any(part in file for part in _FRAMEWORK):

@@ -1,4 +1,7 @@
-"""The native graph format, `remat.graph/1`: reading, writing, and the hash that ties a schedule to its graph."""
+"""The native graph format, `remat.graph/1`: reading, writing, hashing.
+
+The hash ties a schedule to its graph.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ Choice = TypeVar("Choice")
 Item = TypeVar("Item")
 
 FORMAT = "remat.graph/1"
-# At most so many unknown fields are named.
-_MOST_TOLD = 10
+# The largest number of unknown fields in notes.
+_MOST_NOTES = 10
 
 _REQUIRED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of the format: its kind of value, and its default."""
+    """One field of the format: the kind of its value, and its default."""
 
     kind: str
     default: Any = _REQUIRED
@@ -46,7 +49,7 @@ _GRAPH_FIELDS: Mapping[str, _Field] = {
     "outputs": _Field("names", None),
 }
 
-# What an annotation of a field of `Tensor` or `Op` is in the file.
+# The kind of a field's value in the file, by the annotation in `Tensor` or `Op`.
 _KIND_OF = {
     "str": "text",
     "Phase": "text",
@@ -58,7 +61,7 @@ _KIND_OF = {
 
 
 def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
-    """Return the fields of `Tensor` or `Op` as the format has them."""
+    """Return the fields of `Tensor` or `Op` in the format."""
     defaults = {item: _REQUIRED if item.default is MISSING else item.default for item in fields(cls)}
     return {
         item.name: _Field(_KIND_OF[str(item.type).removesuffix(" | None")], default)
@@ -68,10 +71,12 @@ def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
 
 _TENSOR_FIELDS = _fields_of(Tensor)
 _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
-del _OP_FIELDS["grad_flops"]  # the file has what became of it: `grad_time`
-# Left out of the hash: the place in the user's code, where a comment must not change it, and what no op computes.
+del _OP_FIELDS["grad_flops"]  # the file has `grad_time` instead, which follows from it
+# Fields without effect on the hash: the place in the user's code, which a comment must not change, and fields that no
+# op computes.
 _NOT_HASHED = ("module", "source", "held")
-# Tensors and ops are read and written in lots of so many: enough for speed, and few beside a graph of a million ops.
+# The number of tensors or ops to read and write at a time: enough for speed, and few compared with a graph of a million
+# ops.
 _LOT = 10_000
 
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
@@ -100,7 +105,7 @@ def recognises(source: Source) -> bool:
 
 
 def read(source: Source, options: ReadOptions) -> Reading:
-    """Read a graph in the native format; `options` have no bearing on it.
+    """Read a graph in the native format; `options` have no effect.
 
     Raises:
         GraphError: a field is missing or of the wrong type, a version is unknown, or the graph is not valid.
@@ -110,10 +115,11 @@ def read(source: Source, options: ReadOptions) -> Reading:
 
 
 def from_document(document: Mapping[str, Any], where: str) -> Reading:
-    """Build the graph that a JSON document describes.
+    """Build the graph of a JSON document.
 
     Args:
-        document: the parsed file; its tensors and ops are let go of one by one, as large graphs are there only once.
+        document: the parsed file; its tensors and ops are released one by one, so that a large graph is in memory only
+            once.
         where: the file's name, for messages.
 
     Raises:
@@ -128,8 +134,8 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     top = _fields(document, _GRAPH_FIELDS, where, unknown)
     kind = _choice(top["kind"], _KINDS_OF_GRAPH, f"{where}: kind")
     time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
-    tensors = _made(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
-    ops = _made(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
+    tensors = _built(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
+    ops = _built(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
     try:
         graph = build_graph(
             name=top["name"],
@@ -145,29 +151,29 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     return Reading(graph, notes=_unknown_notes(unknown))
 
 
-def _made(
+def _built(
     items: list[Any], at_once: Callable[[list[Any]], list[Item] | None], one: Callable[[Any, int], Item]
 ) -> list[Item]:
-    """Return what the objects of a list describe; the list is empty in the end.
+    """Build an item from each object of a list, which is emptied.
 
     Args:
         items: the objects.
-        at_once: makes all of a lot; None where there is anything odd or wrong in it.
-        one: makes the object at a place in the list, or says what is wrong with it.
+        at_once: builds a whole lot; returns None if any object is unusual or wrong.
+        one: builds the item at a place in the list, or raises the error for it.
     """
-    made: list[Item] = []
+    built: list[Item] = []
     items.reverse()
     while items:
         lot = items[: -_LOT - 1 : -1]
         del items[-_LOT:]
-        made += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(made))]
-    return made
+        built += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(built))]
+    return built
 
 
 def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
-    told = tuple(f"{place}: unknown field {name!r} is ignored" for name, place in islice(unknown.items(), _MOST_TOLD))
-    rest = len(unknown) - len(told)
-    return (*told, f"and {rest:,} more unknown fields") if rest else told
+    notes = tuple(f"{place}: unknown field {name!r} is ignored" for name, place in islice(unknown.items(), _MOST_NOTES))
+    rest = len(unknown) - len(notes)
+    return (*notes, f"and {rest:,} more unknown fields") if rest else notes
 
 
 def _fields(item: Any, known: Mapping[str, _Field], where: str, unknown: dict[str, str]) -> dict[str, Any]:
@@ -222,7 +228,10 @@ def _op(item: Any, number: int, where: str, unknown: dict[str, str]) -> Op:
 
 
 def canonical_json(document: object) -> bytes:
-    """Return the document as UTF-8 with sorted keys and no white space: the bytes that are hashed and written."""
+    """Write the document as canonical JSON in UTF-8.
+
+    Keys are sorted, and there is no white space: these bytes are hashed and written.
+    """
     return json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8")
 
 
@@ -231,9 +240,12 @@ def graph_bytes(graph: Graph) -> bytes:
     return b"".join(_parts(graph))
 
 
-@lru_cache(maxsize=4)  # whoever verifies, plans and reports asks for it again: seconds, for 100,000 ops
+@lru_cache(maxsize=4)  # verifying, planning and reporting all ask for the hash, which takes seconds for 100,000 ops
 def graph_sha256(graph: Graph) -> str:
-    """Return the hash that ties a schedule to its graph: of the native file without `_NOT_HASHED`."""
+    """Return the hash that ties a schedule to its graph.
+
+    It is that of the native file without `_NOT_HASHED`.
+    """
     digest = sha256()
     for part in _parts(graph, left_out=_NOT_HASHED):
         digest.update(part)
@@ -241,11 +253,13 @@ def graph_sha256(graph: Graph) -> str:
 
 
 def _parts(graph: Graph, left_out: Collection[str] = ()) -> Iterator[bytes]:
-    """Yield the canonical JSON of a graph part by part; fields that hold their default are left out.
+    """Yield the canonical JSON of a graph part by part.
+
+    Fields with their default are left out.
 
     Args:
-        graph: what is written.
-        left_out: fields of tensors and ops that are left out in any case.
+        graph: the graph to write.
+        left_out: fields of tensors and ops to leave out in any case.
     """
     document: dict[str, Any] = {
         "format": FORMAT,

@@ -1,6 +1,7 @@
-"""Tensors and ops of the native format, as compiled code (pydantic-core) reads and writes them: in half the time.
+"""Tensors and ops of the native format, read and written by pydantic-core.
 
-What it reads is right. What it refuses `native.py` reads again, looking at each field, and says what is wrong.
+Compiled code takes half the time. Everything it reads is right. `native.py` reads again whatever it refuses, field by
+field, to name the fault.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pydantic_core import core_schema as of
 
 from remat_cli.core.graph import Op, Phase, Tensor
 
-# Not in the file, which has what became of it: `grad_time`.
+# Not in the file, which has `grad_time` instead.
 _UNWRITTEN = ("grad_flops",)
 _SIZE, _TEXT = of.int_schema(ge=0, strict=True), of.str_schema(strict=True)
 _NAMES = of.tuple_schema([_TEXT], variadic_item_index=0)
-# What an annotation of a field of `Tensor` or `Op` is in the file.
+# The schema of a field in the file, by the annotation in `Tensor` or `Op`.
 _SCHEMA_OF: Mapping[str, of.CoreSchema] = {
     "str": _TEXT,
     "Phase": of.enum_schema(Phase, list(Phase)),
@@ -32,16 +33,19 @@ _SCHEMA_OF: Mapping[str, of.CoreSchema] = {
 
 
 def interned(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names; each is kept once, however often it is read."""
+    """Return the names; each is stored once, however often it is read."""
     return tuple(map(intern, names))
 
 
 def each_once(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names without repetition: an operand that is read twice (a square, say) is one tensor."""
+    """Return the names without repetition.
+
+    An operand that is read twice (a square, say) is one tensor.
+    """
     return tuple(dict.fromkeys(map(intern, names)))
 
 
-# What becomes of the values of some fields.
+# Conversions of some fields' values.
 _TAKEN_OVER: Mapping[str, Callable[[Any], Any]] = {
     "name": intern,
     "inputs": each_once,
@@ -52,29 +56,31 @@ _TAKEN_OVER: Mapping[str, Callable[[Any], Any]] = {
 
 
 def tensors_in(items: list[Any]) -> list[Tensor] | None:
-    """Return the tensors that objects of a file describe; None where anything in them is not as it should be."""
+    """Return the tensors of a file's objects; None if any is unusual."""
     return _read(Tensor, items)
 
 
 def ops_in(items: list[Any]) -> list[Op] | None:
-    """Return the ops that objects of a file describe; None where anything in them is not as it should be."""
+    """Return the ops of a file's objects; None if any is unusual."""
     return _read(Op, items)
 
 
 def _read(cls: Any, items: list[Any]) -> list[Any] | None:
     try:
-        made: list[Any] = _reader(cls).validate_python(items)
+        built: list[Any] = _reader(cls).validate_python(items)
     except ValidationError:
         return None
-    return made
+    return built
 
 
 def encoded(items: Sequence[Tensor | Op], left_out: Collection[str] = ()) -> bytes:
-    """Return tensors or ops as a JSON list: keys sorted, no white space, fields that hold their default left out.
+    """Write tensors or ops as a JSON list.
+
+    Keys are sorted, there is no white space, and fields with their default are left out.
 
     Args:
         items: all tensors, or all ops; at least one.
-        left_out: fields that are not written either.
+        left_out: other fields to leave out.
     """
     cls: Any = type(items[0])
     return _writer(cls, frozenset(left_out)).to_json(list(items), exclude_defaults=True)
@@ -91,7 +97,10 @@ def _writer(cls: Any, left_out: frozenset[str]) -> SchemaSerializer:
 
 
 def _object(cls: type[Tensor | Op], left_out: Collection[str] = ()) -> of.CoreSchema:
-    """Return what is in the file of a tensor or an op; fields that are left out are read, but not written."""
+    """Return the schema of a tensor or an op in the file.
+
+    Fields in `left_out` are read, but not written.
+    """
     described = []
     for item in sorted(fields(cls), key=lambda item: item.name):
         annotation = str(item.type)

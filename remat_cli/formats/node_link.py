@@ -1,9 +1,9 @@
-"""Node-link JSON as networkx writes it, with the attribute names of the public rematerialization data sets.
+"""Node-link JSON from networkx, with the names of public data sets.
 
-One node is one op with one output. Attributes of a node: its size is `cost_ram` or `out_cost`, its time `cost_cpu` or
-`duration`; `backward: true` marks the backward pass. Its id is `id`, else `name`. Links have their ends under
-`source`/`target` or "0"/"1". The input order is `graph.order` where there is one, else a topological order that keeps
-to the order of the nodes.
+These are data sets for rematerialization. One node is one op with one output. Attributes of a node: its size is
+`cost_ram` or `out_cost`, its time `cost_cpu` or `duration`; `backward: true` marks the backward pass. Its id is `id`,
+or `name` without it. Links have their ends under `source`/`target` or "0"/"1". The input order is `graph.order`, or
+without it a topological order close to the order of the nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remat_cli.formats.source import Source
 _SIZE_NAMES = ("cost_ram", "out_cost")
 _TIME_NAMES = ("cost_cpu", "duration")
 _BACKWARD_SUFFIX = "_backward"
-# Times that are no integers are scaled by the smallest power of ten up to this that makes them so.
+# Fractional times are scaled by the smallest power of ten up to this that makes them integers.
 _LARGEST_SCALE = 10**9
 
 
@@ -42,7 +42,7 @@ class _Node:
 
 
 def read(source: Source, options: ReadOptions) -> Reading:
-    """Read a node-link graph; `options` have no bearing on it.
+    """Read a node-link graph; `options` have no effect.
 
     Raises:
         GraphError: a node lacks a size or time, a link's end is unknown, the graph has a cycle.
@@ -93,17 +93,23 @@ def _graph(
 
 
 def _scaled(time: float, scale: int) -> int:
-    """Return a time in units of the graph: whole numbers exactly, however large, and others rounded."""
+    """Convert a time to the graph's unit.
+
+    Whole numbers stay exact, however large; others are rounded.
+    """
     return int(time) * scale if time == int(time) else round(time * scale)
 
 
 def _output(node: _Node) -> str:
-    """A node and its one output go by the same name, as ops and tensors have names of their own."""
+    """Return the name of a node's output, which is that of the node."""
     return node.label
 
 
 def _differentiated(node: _Node, forward: set[str]) -> str | None:
-    """Return the forward op of a backward one, by the names of the data sets: conv1 and conv1_backward."""
+    """Return the forward op of a backward one, by name.
+
+    The data sets use names such as conv1 and conv1_backward.
+    """
     stem = node.label.removesuffix(_BACKWARD_SUFFIX)
     return stem if node.backward and stem in forward else None
 
@@ -142,7 +148,7 @@ def _number(item: Mapping[str, Any], names: Sequence[str], where: str) -> float:
     for name in names:
         if name in item:
             value: float = item[name]
-            # A whole number may be too large for floating point, which is for `Graph` to refuse.
+            # A whole number may be too large for floating point; `Graph` refuses that.
             is_number = type(value) is int or (type(value) is float and isfinite(value))
             if not is_number or value < 0:
                 raise GraphError(f"{where}.{name}: {value!r} is not a number, 0 or more", hint="correct the file")
@@ -199,7 +205,7 @@ def _topological_order(nodes: Mapping[Any, _Node], sources: Mapping[Any, Sequenc
 
 
 def _time_scale(nodes: Mapping[Any, _Node], where: str) -> tuple[int, tuple[str, ...]]:
-    """Return the factor that makes every time an integer, and what to tell the user of it."""
+    """Return the factor that makes every time an integer, with a note."""
     fractions = [node.time for node in nodes.values() if node.time != int(node.time)]
     if not fractions:
         return 1, ()

@@ -1,7 +1,7 @@
-"""What would be read of a model at a size at which nobody has read it, told from readings at other sizes.
+"""Predictions of a model's reading at a new size, from other readings.
 
-Shapes, bytes and counts of a model are most often polynomials of low degree in one dimension of it: of a batch, lines;
-of a sequence, at times parabolas.
+Shapes, bytes and counts of a model are mostly polynomials of low degree in one of its dimensions: in a batch, lines; in
+a sequence, sometimes parabolas.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 from remat_cli.formats.reader import Reading
 
-# Of a dimension of 1, frameworks make other graphs.
+# For a dimension of 1, frameworks make different graphs.
 _LEAST_SIZE = 2
-# A parabola goes through three readings, and has to meet the fourth.
+# A parabola goes through three readings, and must meet the fourth.
 _MOST_READINGS = 4
-# The hash of an op's sizes, among others: it lies on no curve.
+# The hash of an op's sizes, among others: it follows no curve.
 _HASHED = "signature"
 
 
 @dataclass(frozen=True, eq=False)
 class SizeCurves:
-    """Polynomials of a size on which all numbers of some readings lie.
+    """Polynomials in a size through all numbers of some readings.
 
     Attributes:
-        example: one of the readings, for all that is no number.
-        numbers: of the readings that the polynomials go through, by size.
+        example: one of the readings, for everything except numbers.
+        numbers: numbers of the readings on the polynomials, by size.
     """
 
     example: Reading
@@ -36,13 +36,13 @@ class SizeCurves:
 
     @classmethod
     def through(cls, readings: Mapping[int, Reading]) -> SizeCurves | None:
-        """Return the curves through readings; None where these do not tell.
+        """Return the curves through readings; None if they do not agree.
 
-        They tell where a line through two of them, or a parabola through three, meets one more in every number, and
-        where all that is no number is the same in them.
+        They agree if a line through two readings, or a parabola through three, meets one more in every number, and if
+        everything except numbers is the same.
 
         Args:
-            readings: by the sizes at which they were read; the four largest count.
+            readings: readings by size; the four largest sizes count.
         """
         sizes = sorted(each for each in readings if each >= _LEAST_SIZE)[-_MOST_READINGS:]
         taken = {each: _form_and_numbers(readings[each]) for each in sizes}
@@ -55,7 +55,9 @@ class SizeCurves:
         return None
 
     def at(self, size: int) -> Reading | None:
-        """Return what would be read at a size, without signatures; None where a number would not be whole.
+        """Return the reading at a size, without signatures.
+
+        None if a number would not be whole.
 
         Raises:
             GraphError: the curves do not lead to a graph.
@@ -64,13 +66,19 @@ class SizeCurves:
         return None if numbers is None else _filled(self.example, iter(numbers))
 
 
-def is_as_told(told: Any, read: Any) -> bool:
-    """Tell whether what was read, or came of it, is what was told of it; signatures, which are not told, left out."""
-    return _form_and_numbers(told) == _form_and_numbers(read)
+def agrees_with_prediction(predicted: Any, read: Any) -> bool:
+    """Tell whether a reading equals its prediction, signatures aside.
+
+    The same works for results of a reading.
+    """
+    return _form_and_numbers(predicted) == _form_and_numbers(read)
 
 
 def _on_curve(values: Mapping[int, Sequence[int]], size: int) -> list[int] | None:
-    """Return the numbers at a size on the polynomials through those at others (Lagrange); None if one is not whole."""
+    """Return the numbers at a size on the polynomials (Lagrange).
+
+    None if a number is not whole.
+    """
     weights = []
     for one in values:
         weight = Fraction(1)
@@ -87,7 +95,7 @@ def _on_curve(values: Mapping[int, Sequence[int]], size: int) -> list[int] | Non
 
 
 def _form_and_numbers(value: Any) -> tuple[Hashable, list[int]]:
-    """Return all of a value but its whole numbers, and those, in the order in which they stand there."""
+    """Split a value into its form and its whole numbers, in order."""
     numbers: list[int] = []
     return _form(value, numbers), numbers
 
@@ -107,7 +115,7 @@ def _form(value: Any, numbers: list[int]) -> Hashable:
 
 
 def _filled(value: Any, numbers: Iterator[int]) -> Any:
-    """Return a value with other whole numbers, which come in the same order."""
+    """Return a value with other whole numbers, in the same order."""
     if type(value) is int:
         return next(numbers)
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""The questions that a reader is asked, and its answer."""
+"""The options and the result of a reader."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from remat_cli.settings import Settings, Wording, setting
 MODES = ("training", "inference")
 
 
-# The name under which a value is given to every dimension that has none of its own.
+# The name that gives a value to every dimension without its own.
 ALL_OTHER_DIMS = "*"
 
 
 class UnknownDim(UsageError):
-    """A dimension is given that a graph does not have.
+    """A given dimension does not exist in the graph.
 
     Attributes:
-        dim: its name.
+        dim: name of the dimension.
     """
 
     def __init__(self, message: Wording, dim: str, *, hint: Wording = "") -> None:
@@ -33,15 +33,21 @@ class UnknownDim(UsageError):
 
 
 class Aliasing(StrEnum):
-    """Which ops share storage with their input (views) or overwrite it (in place), by runtime."""
+    """The ops that share storage with their input or overwrite it.
+
+    The former are views, the latter work in place; both depend on the runtime.
+    """
 
     TORCH = "torch"  # PyTorch: transposes, slices, splits and expands are views; nothing is in place unless asked
     ORT_CPU = "ort-cpu"  # onnxruntime's CPU provider, measured on version 1.31
-    NONE = "none"  # every op writes storage of its own
+    NONE = "none"  # every op writes its own storage
 
 
 class Workspace(StrEnum):
-    """Whose kernels' workspace is counted: memory that an op takes while it runs, beside inputs and outputs."""
+    """The runtime whose kernels' workspace is counted.
+
+    Workspace is memory that an op takes while it runs, besides inputs and outputs.
+    """
 
     NONE = "none"
     ONNXRUNTIME = "onnxruntime"  # its CPU provider
@@ -55,7 +61,7 @@ def _entry(text: str) -> tuple[str, int]:
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Accept the three spellings in use: x:1,3,224,224 and x:1x3x224x224 and x:[1,3,224,224]; x: is a scalar."""
+    """Parse a shape, such as x:1,3,8 or x:1x3x8 or x:[1,3,8]; `x:` is a scalar."""
     name, colon, shape = text.rpartition(":")
     sizes = shape.strip().removeprefix("[").removesuffix("]").replace("x", ",")
     parts = [part.strip() for part in sizes.split(",")] if sizes else []
@@ -66,20 +72,23 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class ReadOptions(Settings):
-    """How a file is read; formats without symbolic shapes need none of it.
+    """The options for reading a file.
+
+    Formats without symbolic shapes need none of them.
 
     Attributes:
-        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By
-            default training for forward graphs and ONNX.
-        dims: values of symbolic dimensions by name; under `ALL_OTHER_DIMS`, that of all that are not named.
+        mode: "training" derives the training graph of a forward graph; "inference" plans the graph as it is. By default
+            training for forward graphs and ONNX.
+        dims: values of symbolic dimensions by name; under `ALL_OTHER_DIMS`, the value of all other dimensions.
         input_shapes: whole shapes of graph inputs by name.
         value_shapes: shapes of values that cannot be inferred (results of unknown ops), by name.
         values: values of inputs on which shapes or branches depend, by name; text is the name of a file.
-        aliasing: which ops are views or work in place. By default as in PyTorch for training, as in onnxruntime for
+        aliasing: rules for views and ops in place. By default those of PyTorch for training, of onnxruntime for
             inference.
-        workspace: whose kernels' workspace is counted. By default onnxruntime's where `storage` is as in onnxruntime.
-        fused: a PyTorch step is captured with the small ops that inductor fuses into kernels.
-        strict: an estimate (an op that is not known, a size that had to be guessed) is an error.
+        workspace: runtime whose kernels' workspace is counted. By default onnxruntime's if `storage` is as in
+            onnxruntime.
+        fused: whether a PyTorch step is captured with the small ops that inductor fuses into kernels.
+        strict: whether an estimate (an unknown op, a guessed size) is an error.
     """
 
     mode: str | None = setting(None, "Derive the training graph, or plan the graph as it is.", choices=MODES)
@@ -121,7 +130,10 @@ class ReadOptions(Settings):
 
     @property
     def storage(self) -> Aliasing:
-        """Which ops share storage by default: those of PyTorch in training, those of onnxruntime in inference."""
+        """The rules for shared storage: PyTorch's in training by default.
+
+        In inference the default is onnxruntime's.
+        """
         return self.aliasing or (Aliasing.ORT_CPU if self.mode == "inference" else Aliasing.TORCH)
 
     @property
@@ -134,23 +146,23 @@ class ReadOptions(Settings):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        graph: with views resolved. Read from operators, its times are 0 until a cost model gives them. A forward graph
-            from operators has one copy of the weights and constants as resident bytes, and `saves` and `grad_inputs`
-            are not set.
-        operators: by op name, for what describes operators (ONNX, PyTorch); empty otherwise.
+        graph: the graph with views resolved. Read from operators, its times are 0 until a cost model gives them. A
+            forward graph from operators has one copy of the weights and constants as resident bytes, and `saves` and
+            `grad_inputs` are not set.
+        operators: operators by op name, for formats that describe them (ONNX, PyTorch); empty otherwise.
         parameters: the trainable weights, each once.
-        gradients: of a training step: the tensors that their gradients are, in the same order; empty where not known.
-        optimizer: name of the optimizer whose state is among the graph's resident bytes; None where none is.
-        notes: what the user should know about the reading (what was scaled, sorted, ignored), one line each.
-        training_notes: what the user should know first where the graph is trained.
+        gradients: for a training step, the gradient tensors of `parameters`, in the same order; empty if unknown.
+        optimizer: name of the optimizer whose state is among the graph's resident bytes; None without one.
+        notes: remarks on the reading (on scaling, sorting, ignored fields), one line each.
+        training_notes: remarks that come first if the graph is trained.
         estimated: names of ops whose sizes are estimates.
-        guessed: why the sizes of results are guesses that may be too small, and what to do; None where none is.
-        understated: why a run is known to take more memory than predicted, in a sentence without its full stop, and
-            what to do; None where that is not known. It is among the notes, too.
-        session: for which session of a runtime the predicted peaks hold, in a sentence; empty for every other graph.
+        guessed: reason and remedy if sizes are guesses that may be too small; otherwise None.
+        understated: reason (a sentence without its full stop) and remedy if a run is known to take more memory than
+            predicted; otherwise None. The notes have it, too.
+        session: the runtime's session for which predicted peaks hold, in a sentence; empty for other graphs.
     """
 
     graph: Graph

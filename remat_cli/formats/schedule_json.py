@@ -1,4 +1,7 @@
-"""The schedule format, `remat.schedule/1`: writing what `solve` verified, and reading what anybody wrote."""
+"""The schedule format, `remat.schedule/1`: writing and reading.
+
+Written results are verified by `solve`; a file to read may come from anybody.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
 
 FORMAT = "remat.schedule/1"
-# What a file says of the graph and of the plan that is a whole number or a name, by its place, and what kind it is of.
+# The whole numbers and names in a file on graph and plan, by place, with their types.
 FIGURES: Mapping[str, type] = {
     "graph.name": str,
     "graph.kind": str,
@@ -33,9 +36,9 @@ FIGURES: Mapping[str, type] = {
     "peak_bytes": int,
     "time": int,
 }
-# Far beyond any size, time or share, and well within what arithmetic and reports can take.
+# Far larger than any size, time or share, and well within the range of arithmetic and reports.
 _LARGEST = 10**100
-# A rate: whole numbers above 0, far longer than any that is meant.
+# A rate: whole numbers above 0, far longer than any real one.
 _RATE = re.compile(r"[1-9]\d{0,99}(/[1-9]\d{0,99})?", re.ASCII)
 _STEP_TYPES: Mapping[str, type[Step]] = {name: step_type for step_type, name in STEP_NAMES.items()}
 
@@ -49,17 +52,18 @@ def schedule_bytes(
     *,
     estimated: bool = False,
 ) -> bytes:
-    """Return the schedule file of a verified result: UTF-8, keys sorted, one step a line, the same bytes every time.
+    """Return the schedule file of a verified result.
 
-    A result without a plan has no steps, peak, time or overhead; its status and reason say why.
+    The file is UTF-8 with sorted keys and one step per line, the same bytes every time. A result without a plan has no
+    steps, peak, time or overhead; its status and reason say why.
 
     Args:
-        solution: what `solve` verified.
+        solution: the verified result.
         mode: "training" or "inference".
         planner: as in PLANNERS.
-        options: of the planner, as JSON values.
-        read_with: the options, beside the mode, with which the graph was read, for `verify`, `apply` and `report`.
-        estimated: sizes of the graph are guesses, so that the peak may be higher.
+        options: options of the planner, as JSON values.
+        read_with: options other than the mode for reading the graph, for `verify`, `apply` and `report`.
+        estimated: whether sizes of the graph are estimates, so that the peak may be higher.
     """
     graph = _graph_section(solution.problem.graph, mode, read_with or {}) | ({"estimated": True} if estimated else {})
     asked = {"name": planner, "options": options} | ({"offload": True} if solution.problem.offload else {})
@@ -72,7 +76,7 @@ def schedule_bytes(
 
 
 def with_arena(path: Path, arena: Arena) -> bytes:
-    """Return the content of a schedule file, with this arena in place of any that it has.
+    """Return a schedule file with this arena instead of its own.
 
     Raises:
         ScheduleFileError: the file is missing or malformed.
@@ -81,7 +85,7 @@ def with_arena(path: Path, arena: Arena) -> bytes:
 
 
 def arena_fields(arena: Arena) -> dict[str, Any]:
-    """Return what JSON says of an arena."""
+    """Return the JSON fields of an arena."""
     offsets = [
         [address.step, address.tensor, address.offset, *(() if address.bank is None else (address.bank,))]
         for address in arena.addresses
@@ -93,7 +97,10 @@ def arena_fields(arena: Arena) -> dict[str, Any]:
 
 
 def _file_bytes(document: Mapping[str, Any]) -> bytes:
-    """Return a file: keys sorted, one step and one address a line; steps are lists, as JSON has them, or `Step`s."""
+    """Write a file with sorted keys, one step and one address per line.
+
+    Steps are lists, as in JSON, or `Step`s.
+    """
     texts = {key: _json(value) for key, value in document.items() if key not in ("steps", "arena")}
     if "steps" in document:
         texts["steps"] = _lines(document["steps"])
@@ -111,7 +118,7 @@ def _lines(items: Iterable[Any]) -> str:
 
 
 def _line(item: Any) -> str:
-    # A text is encoded at once; for a list an encoder would be set up, and there are millions of steps.
+    # A text is encoded directly; a list would need a new encoder, and there are millions of steps.
     if type(item) is list:
         return f"[{', '.join([_text(part) if type(part) is str else _json(part) for part in item])}]"
     name = STEP_NAMES.get(type(item))
@@ -121,23 +128,32 @@ def _line(item: Any) -> str:
 
 
 def link_fields(link: Link) -> dict[str, str]:
-    """Return the JSON fields of a link; its rate is an exact fraction, as text."""
+    """Return the JSON fields of a link.
+
+    Its rate is an exact fraction, as text.
+    """
     return {"bytes_per_time": str(link.bytes_per_time), "duplex": link.duplex.value}
 
 
 def scope_fields(scope: Scope) -> dict[str, Any]:
-    """Return the JSON fields of a scope: its name and, where it covers plans with transfers, a mark of that."""
+    """Return the JSON fields of a scope.
+
+    These are its name and, if it covers plans with transfers, a mark.
+    """
     return {"scope": scope.written} | ({"transfers": True} if scope is Scope.ANY_PLAN else {})
 
 
 def scope_columns(scope: Scope) -> dict[str, Any]:
-    """Return the same for a flat record: every field present, under names that stand alone."""
+    """Return the fields of a scope for a flat record.
+
+    Every field is present, under a name that stands alone.
+    """
     return {"scope": scope.written, "scope_transfers": scope is Scope.ANY_PLAN}
 
 
-# One encoder for all steps: `json.dumps` would make one for each.
+# One encoder for all steps: `json.dumps` would create one for each.
 _json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
-_text: Callable[[str], str] = encode_basestring  # what it does to a text
+_text: Callable[[str], str] = encode_basestring  # the encoder's function for a text
 
 
 def _graph_section(graph: Graph, mode: str, read_with: Mapping[str, object]) -> dict[str, Any]:
@@ -181,32 +197,34 @@ def _document(solution: Solution, graph: Mapping[str, Any], planner: Mapping[str
 
 
 def _structure(graph: Graph) -> dict[str, dict[str, str]]:
-    """Return the signatures by which a runtime recognises the graph; None where it has none."""
+    """Return the signatures by which a runtime recognises the graph, if any."""
     signatures = {op.name: op.signature for op in graph.ops if op.signature is not None}
     return {"structure": signatures} if signatures else {}
 
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """The content of a schedule file; every field but the steps is None where the file lacks it.
+    """The content of a schedule file.
+
+    Every field except the steps is None if the file lacks it.
 
     Attributes:
         schedule: the steps.
-        sha256: hash of the graph that it was made for.
-        structure: signatures of that graph's ops by name; None where it says none.
+        sha256: hash of the schedule's graph.
+        structure: signatures of the graph's ops by name.
         mode: "training" or "inference".
-        read_with: further options with which the graph was read, by name, as the file has them: not checked yet.
+        read_with: further options for reading the graph, by name, as in the file: not checked yet.
         planner: name of the planner.
         status: how the planner's run ended.
         budget_bytes: the budget that the plan fits.
-        overhead: of the plan, as a share of the plain run's time.
-        bound_overhead: no plan in `bound_scope` has less.
+        overhead: overhead of the plan, as a share of the plain run's time.
+        bound_overhead: lower bound on the overhead of plans in `bound_scope`.
         bound_scope: as in `Scope`.
-        bound_transfers: that scope has plans that move tensors to the host, too.
+        bound_transfers: whether that scope includes plans with transfers.
         bound_basis: as in `Basis`.
-        link: over which the transfers of the plan go; None where the file says none.
-        arena: where everything lies; None where the file says nothing of it.
-        figures: further whole numbers and names, by their places in the file ("baseline.time"): those in `FIGURES`.
+        link: link of the plan's transfers.
+        arena: addresses of the plan.
+        figures: further whole numbers and names, by place in the file ("baseline.time"), as in `FIGURES`.
     """
 
     schedule: Schedule
@@ -228,7 +246,10 @@ class ScheduleFile:
 
 
 def holds_schedule(path: Path) -> bool:
-    """Tell whether a file declares itself a schedule; False for one that is missing or broken."""
+    """Tell whether a file declares itself a schedule.
+
+    A missing or broken file does not.
+    """
     try:
         return Source(path).document.get("format") == FORMAT
     except GraphError:
@@ -275,9 +296,9 @@ def _document_in(path: Path) -> dict[str, Any]:
     document = parse_json(path, read_bytes(path, error=ScheduleFileError), error=ScheduleFileError)
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return document
-    found = document.get("format") if isinstance(document, dict) else None
+    version = document.get("format") if isinstance(document, dict) else None
     raise ScheduleFileError(
-        f"{path}: unknown format {found!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
+        f"{path}: unknown format {version!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'
     )
 
 
@@ -340,10 +361,10 @@ def _link(document: Mapping[str, Any], path: Path) -> Link | None:
 
 
 def _said(document: Mapping[str, Any], place: str, kind: type, path: Path) -> Any:
-    """Return the value at a place such as "baseline.time"; None where there is none, or null.
+    """Return the value at a place such as "baseline.time", or None.
 
     Raises:
-        ScheduleFileError: it is of another kind, or too large a number.
+        ScheduleFileError: the value is of another type, or too large a number.
     """
     section, _, key = place.rpartition(".")
     values = _said(document, section, dict, path) or {} if section else document

@@ -1,4 +1,4 @@
-"""A file before its format is known: checked, and parsed where it is JSON."""
+"""A file before its format is known: checked, and parsed if JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pydantic_core import from_json
 from remat_cli.errors import GraphError, RematError
 from remat_cli.units import format_bytes
 
-# Files are read whole. A graph of 100,000 ops has some 40 MB, and a table of as many times 2. A protobuf message, which
-# an ONNX file is, cannot be larger.
+# The largest files, which are read whole. A graph of 100,000 ops takes some 40 MB, a table of as many times 2 MB. A
+# protobuf message, such as an ONNX file, cannot be larger.
 LARGEST_GRAPH = 2**31 - 1
 LARGEST_CONFIG = 10**7
 _SPACES_BEFORE_COLON = (b" :", b"\t:", b"\n:", b"\r:")
@@ -26,7 +26,10 @@ _TOO_LARGE_GRAPH = "is this the right file? An ONNX model can be saved without i
 
 
 def check_regular_file(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> None:
-    """Raise `error` where `path` is missing, empty, unreadable, no regular file, or has more than `largest` bytes."""
+    """Raise `error` unless `path` is a readable, regular file.
+
+    It must not be empty, nor have more than `largest` bytes.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -47,21 +50,23 @@ def check_regular_file(path: Path, *, error: type[RematError] = GraphError, larg
 
 
 def open_regular(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> BufferedReader:
-    """Open a regular file to read its bytes: a device or a FIFO would give them without an end.
+    """Open a regular file to read its bytes.
+
+    A device or a FIFO could give bytes without an end.
 
     Raises:
         RematError: as `check_regular_file`.
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     check_regular_file(path, error=error, largest=largest)
     return path.open("rb")
 
 
 def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int = LARGEST_GRAPH) -> bytes:
-    """Return the content of a regular file that is not empty, nor larger than `largest` bytes.
+    """Return the content of a regular file of 1 to `largest` bytes.
 
     Raises:
-        RematError: of the class `error`, where that cannot be done.
+        RematError: of class `error`, if that is impossible.
     """
     try:
         with open_regular(path, error=error, largest=largest) as file:
@@ -73,11 +78,11 @@ def read_bytes(path: Path, *, error: type[RematError] = GraphError, largest: int
 
 
 def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphError) -> Any:
-    """Return the JSON document in `content`.
+    """Parse the JSON document in `content`.
 
     Raises:
-        RematError: of the class `error`, where the text is truncated, malformed, no UTF-8, holds NaN or Infinity, or
-            gives a key twice in one object.
+        RematError: of class `error`, if the text is truncated, malformed, no UTF-8, holds NaN or Infinity, or has a key
+            twice in one object.
     """
 
     try:
@@ -85,7 +90,7 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
         if _has_each_key_once(document, content):
             return document
     except ValueError:
-        pass  # it is read again, by what says where it is wrong and how, and skips a byte order mark
+        pass  # parsed again below, to name the fault and its place, and to skip a byte order mark
 
     def refuse_constant(name: str) -> NoReturn:
         raise error(f"{path}: holds {name}, which is not a JSON number", hint="replace it by a whole number")
@@ -117,10 +122,12 @@ def parse_json(path: Path, content: bytes, *, error: type[RematError] = GraphErr
 
 
 def _has_each_key_once(document: Any, content: bytes) -> bool:
-    """Tell whether each object has each key once; False if a quick look cannot tell.
+    """Tell whether each object has each key once.
 
-    There are no more keys in the text than colons. Nor, where no space stands before a colon, than colons after a
-    quotation mark, of which few are no key's.
+    False: a quick look cannot tell.
+
+    The text has at most as many keys as colons. If no space stands before a colon, it also has at most as many keys as
+    colons after a quotation mark, nearly all of which follow a key.
     """
     if content.count(b":") == _keys_in(document, everywhere=False):
         return True
@@ -130,11 +137,13 @@ def _has_each_key_once(document: Any, content: bytes) -> bool:
 
 
 def _keys_in(document: Any, *, everywhere: bool) -> int:
-    """Count the keys of a JSON document, or fewer: lists of mixed values are skipped.
+    """Count the keys of a JSON document, or fewer.
+
+    Lists of mixed values are skipped.
 
     Args:
-        document: as parsed.
-        everywhere: look into the objects of lists, too; that takes several times as long.
+        document: the parsed document.
+        everywhere: whether to look into the objects of lists, too, which takes several times as long.
     """
     count, left = 0, [document]
     while left:
@@ -155,7 +164,7 @@ class Source:
     """A file to read a graph from.
 
     Attributes:
-        path: where it is.
+        path: path of the file.
     """
 
     path: Path
@@ -165,12 +174,15 @@ class Source:
         """All bytes of the file, which is opened once.
 
         Raises:
-            GraphError: it is missing, empty, too large, no regular file, or cannot be read.
+            GraphError: the file is missing, empty, too large, not regular, or cannot be read.
         """
         return read_bytes(self.path)
 
     def forget(self) -> None:
-        """Let go of the content: whoever has parsed it needs it no more, and it may be as large as all weights."""
+        """Release the content, which may be as large as all weights.
+
+        After parsing, it is no longer needed.
+        """
         vars(self).pop("content", None)
 
     @cached_property
@@ -180,7 +192,7 @@ class Source:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The JSON object in the file; an empty one where the file is not JSON.
+        """The JSON object in the file; an empty one for other files.
 
         Raises:
             GraphError: the file looks like JSON but is not valid, or is no object.

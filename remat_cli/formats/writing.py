@@ -1,4 +1,4 @@
-"""Files written so that nothing is ever lost or half written."""
+"""Writing of files so that none is lost or half written."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from unicodedata import normalize
 from remat_cli.errors import UsageError
 from remat_cli.settings import Setting, Wording
 
-# As many as Linux follows.
+# the same limit as in Linux
 _MOST_LINKS = 40
 
 
 def write_file(path: Path, content: bytes, *, force: bool = False) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it: readers see the old file or the new one.
+    """Write a file by renaming a temporary one: readers see the old or new file.
 
-    A file keeps its mode, its owner and its other names; where renaming would cost it one of the last two, it is
-    written in its place. What is no regular file (a device, a pipe) is written to directly.
+    A file keeps its mode, its owner and its other names; if renaming would lose owner or names, the file is overwritten
+    in place. A device or a pipe is written to directly.
 
     Args:
-        path: of the file.
-        content: of the file.
-        force: replace a file that is write-protected.
+        path: path of the file.
+        content: new content of the file.
+        force: whether to replace a write-protected file.
 
     Raises:
-        UsageError: the file is write-protected, or cannot be written; what was there before is untouched.
+        UsageError: the file is write-protected, or cannot be written; the old file is untouched.
     """
     with write_faults(path, "choose another place with -o"):
         target = file_written(path)
@@ -43,7 +43,7 @@ def write_file(path: Path, content: bytes, *, force: bool = False) -> None:
             if target.read_bytes() == content:
                 return
             raise _protected(path, "choose another place, or make it writable")
-        descriptor, name = _new_beside(target)
+        descriptor, name = _new_file_next_to(target)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -72,7 +72,10 @@ def _protected(path: Path, hint: Wording) -> UsageError:
 
 
 def _keeps_names_and_owner(name: str, old: os.stat_result | None) -> bool:
-    """Copy the old file's owner; return False if a rename would lose its owner or its other names."""
+    """Copy the old file's owner.
+
+    False if a rename would lose its owner or its other names.
+    """
     if old is None:
         return True
     if old.st_nlink > 1:
@@ -82,13 +85,16 @@ def _keeps_names_and_owner(name: str, old: os.stat_result | None) -> bool:
         return True
     try:
         os.chown(name, old.st_uid, old.st_gid)
-    except OSError:  # only the superuser may, and in a container not for every owner
+    except OSError:  # only the superuser may do this, and in a container not for every owner
         return False
     return True
 
 
 def _write_in_place(path: Path, content: bytes) -> None:
-    """Overwrite a file in place; a full disk is noticed before anything is lost."""
+    """Overwrite a file in place.
+
+    A full disk is noticed before the old content is lost.
+    """
     with path.open("r+b") as file:
         before = os.fstat(file.fileno()).st_size
         if len(content) > before and hasattr(os, "posix_fallocate"):
@@ -102,12 +108,12 @@ def _write_in_place(path: Path, content: bytes) -> None:
 
 
 def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = (), *, force: bool = False) -> None:
-    """Check, before the work that ends in writing files, that each can be written and that nothing is lost by it.
+    """Check in advance that files can be written without losing others.
 
     Args:
-        writes: the files, by the options that name them.
-        reads: files that must stay as they are; what is no file is passed over.
-        force: files that are write-protected may be replaced.
+        writes: the files to write, by option.
+        reads: files that must stay as they are; other paths are ignored.
+        force: whether write-protected files may be replaced.
 
     Raises:
         UsageError: a file cannot be written, is one of those that are read, or is named by two options.
@@ -129,10 +135,10 @@ def check_writes(writes: Mapping[str, Path], reads: Iterable[Path] = (), *, forc
 
 @contextmanager
 def write_faults(path: Path, hint: Wording) -> Iterator[None]:
-    """Turn the system's errors about a file or folder that is written into one that says which, and what to do.
+    """Turn system errors on writing a file into a message with a remedy.
 
     Raises:
-        UsageError: the system has refused something.
+        UsageError: the system has refused an operation.
     """
     try:
         yield
@@ -142,16 +148,16 @@ def write_faults(path: Path, hint: Wording) -> Iterator[None]:
 
 
 def file_written(path: Path) -> Path:
-    """Return the file that is written where a path is given: as the system finds it, links followed.
+    """Return the file that a path leads to, following links.
 
-    Unlike `os.path.realpath`, it passes through no folder that is not there: `absent/../file` names no file.
+    Unlike `os.path.realpath`, it passes through existing folders only: `absent/../file` names no file.
 
     Raises:
         OSError: there is no such folder, or the links lead in a circle.
     """
     for _ in range(_MOST_LINKS):
         if path.exists() and not path.is_file():
-            return path  # a folder; or a device or pipe, whose links may lead to what has no name
+            return path  # a folder; or a device or pipe, whose links may lead to an unnamed target
         try:
             folder = os.path.realpath(path.parent, strict=True)
         except FileNotFoundError:
@@ -164,7 +170,10 @@ def file_written(path: Path) -> Path:
 
 
 def _identity(path: Path) -> object:
-    """Return what two paths have in common that lead to the same file, or will once there is one."""
+    """Return a key that is equal for paths to the same file.
+
+    The file need not exist yet.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -175,10 +184,12 @@ def _identity(path: Path) -> object:
 
 
 def _writable(path: Path, hint: str, *, force: bool) -> Path | None:
-    """Check that a file can be written by trying to; return it, or None for a device or pipe, of which nothing is lost.
+    """Check that a file can be written, by trying.
+
+    Return the file, or None for a device or pipe, whose content cannot be lost.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the file cannot be written.
     """
     with write_faults(path, hint):
         target = file_written(path)
@@ -192,15 +203,15 @@ def _writable(path: Path, hint: str, *, force: bool) -> Path | None:
             return None
         if is_protected(target) and not force:
             raise _protected(path, (hint, ", or replace it with ", Setting("force")))
-        descriptor, name = _new_beside(target)
+        descriptor, name = _new_file_next_to(target)
         os.close(descriptor)
         os.unlink(name)
         return target
 
 
 def _folds_names(folder: Path) -> bool:
-    """Tell whether `a` and `A` are one file in a folder."""
-    descriptor, name = _new_beside(folder / "name")
+    """Tell whether a folder treats the names `a` and `A` alike."""
+    descriptor, name = _new_file_next_to(folder / "name")
     try:
         os.close(descriptor)
         return Path(folder, Path(name).name.swapcase()).exists()
@@ -208,8 +219,8 @@ def _folds_names(folder: Path) -> bool:
         os.unlink(name)
 
 
-def _new_beside(target: Path) -> tuple[int, str]:
-    """Open a file of a new name in the folder of another one; return its descriptor and its name."""
+def _new_file_next_to(target: Path) -> tuple[int, str]:
+    """Open a new file in the folder of `target`; return descriptor and name."""
     return tempfile.mkstemp(dir=target.parent, prefix=".remat-")
 
 

@@ -1,4 +1,7 @@
-"""Generators: one file and one line in GENERATORS for each family of synthetic graphs."""
+"""Generators of synthetic graphs.
+
+Each family has one file and one line in GENERATORS.
+"""
 
 from __future__ import annotations
 

@@ -13,20 +13,20 @@ from remat_cli.generate.generator import Generated, check_range
 
 @dataclass(frozen=True)
 class Chain:
-    """Ops in a row, each of which reads what the one before it made.
+    """A chain of ops: each reads the previous op's output.
 
-    Source: the setting of Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, where all ops are alike;
-    and of Beaumont et al., Optimal Checkpointing for Heterogeneous Chains, 2019, where they are not.
-    Makes: forward graphs, from which training graphs are derived; the backward of an op reads what the op reads.
-    Size: length ops, and in training one more than twice as many.
+    Source: the setting of Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, where all ops are equal;
+    and of Beaumont et al., Optimal Checkpointing for Heterogeneous Chains, 2019, where they differ.
+    Makes: forward graphs, from which training graphs are derived; the backward of an op reads the op's input.
+    Size: `length` ops, and in training one more than twice as many.
 
     Attributes:
-        length: how many ops.
-        bytes: size of what each op makes, and of the input.
-        time: of each op; its backward takes twice as long.
-        spread: 1: all ops are alike; more: each size and time is multiplied by a factor that is drawn between
-            1 / spread and spread, as likely above 1 as below.
-        seed: of what is drawn.
+        length: number of ops.
+        bytes: size of each op's output, and of the input.
+        time: time of each op; its backward takes twice as long.
+        spread: 1: all ops are equal; more: each size and time is multiplied by a random factor between 1 / spread and
+            spread, as likely above 1 as below.
+        seed: seed of the random factors.
     """
 
     grows_by: ClassVar[str] = "length"
@@ -41,7 +41,7 @@ class Chain:
         check_range(self, length=(1, inf), bytes=(0, inf), time=(0, inf), spread=(1, 1e6))
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         random = Random(self.seed)
 
         def drawn(value: int) -> int:

@@ -1,4 +1,4 @@
-"""Generators: what they are, and what they make."""
+"""The protocol of generators, and their results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from remat_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class Generated:
-    """A graph and, where its ops are operators of a neural network, what a file of them would say of each.
+    """A graph and its operators.
+
+    A graph of a neural network has the operators that a file would have.
 
     Attributes:
-        graph: of kind inference; or of kind forward, from which a training graph is derived. With operators, its
-            times are 0 until a cost model gives them, and `saves` and `grad_inputs` are not set.
-        operators: by op name; empty for a graph that has its times.
+        graph: graph of kind inference, or of kind forward for a derived training graph. A graph with operators has
+            times of 0 until a cost model sets them, and no `saves` and `grad_inputs`.
+        operators: operators by op name; empty for a graph with times.
         parameters: the trainable weights, each once.
     """
 
@@ -28,9 +30,11 @@ class Generated:
 
 
 class Generator(Protocol):
-    """A frozen dataclass whose fields are its options; the same options always make the same graph.
+    """A frozen dataclass whose fields are options of a graph.
 
-    Its class docstring gives source and what it makes; `remat generate --list` prints it.
+    The same options always give the same graph.
+
+    Its class docstring has the source and the kinds of graphs; `remat generate --list` prints it.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -38,15 +42,15 @@ class Generator(Protocol):
     grows_by: ClassVar[str]
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         ...
 
 
 def check_range(generator: Generator, **ranges: tuple[float, float]) -> None:
-    """Check that options lie within the smallest and the largest value that make sense.
+    """Check that options lie within their ranges.
 
     Raises:
-        UsageError: one does not; it is named.
+        UsageError: an option lies outside; the message names it.
     """
     for name, (smallest, largest) in ranges.items():
         value = getattr(generator, name)

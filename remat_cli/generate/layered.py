@@ -12,8 +12,8 @@ from typing import ClassVar
 from remat_cli.core.graph import Graph, Kind, Op, Tensor, build_graph
 from remat_cli.generate.generator import Generated, check_range
 
-# Sizes come from a mixture of normal distributions, each with its mean and standard deviation in kB. It fits the 1850
-# sizes of the public files: chi-squared is 22.7 over 27 bins of 250 bytes.
+# Sizes come from a mixture of normal distributions, with means and standard deviations in kB. It fits the 1850 sizes of
+# the public files: chi-squared is 22.7 over 27 bins of 250 bytes.
 _SIZES_KB = ((0.5, 0.5), (1.0, 1.0), (3.0, 1.0), (5.0, 1.0))
 _WEIGHTS = (0.3, 0.3, 0.3, 0.1)
 _LONGEST_TIME = 1000
@@ -23,7 +23,7 @@ _SKIP_DRIFT = 0.2
 
 @dataclass(frozen=True)
 class Layered:
-    """Layers of random width, densely joined to their neighbours, with random skips between distant ones.
+    """Layers of random width, joined densely, with random skips.
 
     Source: Gagrani et al., Neural Topological Ordering for Computation Graphs, NeurIPS 2022, appendix A; sizes, times
     and the order of the ops follow the public files rl_n* of Bartan et al., Moccasin, ICML 2023.
@@ -31,12 +31,13 @@ class Layered:
     Size: as many ops as nodes; about nodes ** 1.5 edges.
 
     Attributes:
-        nodes: how many ops, a source and a sink among them.
+        nodes: number of ops, with a source and a sink.
         width: shape of the graph between deep (near 0) and wide (near 1); the paper draws it from 0.25 to 0.5.
-        variability: a layer's width is off the average by up to this share.
-        edge_density: 0: each op of the wider of two neighbouring layers has one edge to the other; 1: it has all.
+        variability: largest difference between a layer's width and the average, as a share of the average.
+        edge_density: 0: each op of the wider of two neighbouring layers has one edge to the other layer; 1: it has all
+            edges.
         skip_density: share of the edges that skip layers.
-        seed: of everything that is drawn.
+        seed: seed of all random choices.
     """
 
     grows_by: ClassVar[str] = "nodes"
@@ -59,12 +60,14 @@ class Layered:
         )
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         return Generated(_Drawing(self).graph())
 
 
 class _Drawing:
-    """One graph while it is drawn: op 0 is the source, the last op the sink, and the layers between them come in turn.
+    """A graph while it is drawn, with its ops numbered.
+
+    Op 0 is the source, the last op is the sink; the layers lie between in order.
 
     Attributes:
         layers: the ops of each layer.
@@ -82,7 +85,7 @@ class _Drawing:
         self._skip()
 
     def graph(self) -> Graph:
-        """Return the graph, its ops in a random order."""
+        """Return the graph with its ops in a random order."""
         options = self._options
         sizes = [self._bytes() for _ in range(options.nodes)]
         times = [0, *(self._random.randrange(1, _LONGEST_TIME) for _ in range(options.nodes - 2)), 0]
@@ -104,7 +107,10 @@ class _Drawing:
         )
 
     def _widths(self) -> Iterator[int]:
-        """Yield the widths of the layers between source and sink; the last one has what is left."""
+        """Yield the widths of the layers between source and sink.
+
+        The last layer takes the remaining ops.
+        """
         options = self._options
         left = options.nodes - 2
         depth = ceil(sqrt(left * (1 / options.width - 1)))
@@ -119,8 +125,8 @@ class _Drawing:
     def _join(self, upper: Sequence[int], lower: Sequence[int]) -> None:
         """Join two neighbouring layers.
 
-        Each op of the wider one is joined to a run of ops of the other, around the place across from its own; all runs
-        are equally long, or as nearly as the number of edges allows.
+        Each op of the wider layer is joined to a run of ops of the other, centred at the same relative place. The runs'
+        lengths differ by at most one.
         """
         wide, narrow = (upper, lower) if len(upper) > len(lower) else (lower, upper)
         density = self._options.edge_density
@@ -136,7 +142,10 @@ class _Drawing:
                 self.readers[min(op, other)][max(op, other)] = None
 
     def _skip(self) -> None:
-        """Add edges that skip at least one layer; one that is there already is not added twice."""
+        """Add edges that skip at least one layer.
+
+        No edge is added twice.
+        """
         between = self.layers[1:-1]
         density = self._options.skip_density
         if len(between) < 3:
@@ -150,7 +159,10 @@ class _Drawing:
             self.readers[upper[int(place * len(upper))]][lower[int(across * len(lower))]] = None
 
     def _bytes(self) -> int:
-        """Draw a size, in tens of bytes; what is not above 0 is drawn again from the same distribution."""
+        """Draw a positive size, in tens of bytes.
+
+        Other values are drawn again from the same distribution.
+        """
         mean, deviation = self._random.choices(_SIZES_KB, _WEIGHTS)[0]
         while (size := 10 * round(100 * self._random.gauss(mean, deviation))) <= 0:
             pass
@@ -158,9 +170,11 @@ class _Drawing:
 
 
 def _random_order(readers: Sequence[dict[int, None]], random: Random) -> list[int]:
-    """Return a random topological order: depth first from random ops, what was left last coming first.
+    """Return a random topological order, by depth-first search.
 
-    Of the ways to draw an order that were tried, this one comes closest to the orders of the public files.
+    The search begins at random ops. Ops that it leaves last come first.
+
+    Of the tried methods this one comes closest to the orders of the public files.
     """
     order: list[int] = []
     seen: set[int] = set()

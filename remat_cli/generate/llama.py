@@ -13,7 +13,9 @@ from remat_cli.generate.network import NetworkBuilder, Shape
 
 @dataclass(frozen=True)
 class Llama:
-    """A decoder in the manner of Llama 3 in bfloat16, with fused attention; by default that of 8 billion parameters.
+    """A Llama 3 decoder in bfloat16, with fused attention.
+
+    By default it has 8 billion parameters.
 
     Source: Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3.
     Makes: forward graphs, from which training graphs are derived; they end with the logits.
@@ -21,13 +23,13 @@ class Llama:
 
     Attributes:
         layers: depth; 80 in the model of 70 billion parameters.
-        width: of the model; a multiple of the heads; 8192 there.
-        heads: of attention; 64 there.
+        width: width of the model, a multiple of the heads; 8192 in the model of 70 billion.
+        heads: heads of attention; 64 in the model of 70 billion.
         groups: heads of keys and values, a divisor of the heads.
-        hidden: width of the feed-forward part; 28672 there.
+        hidden: width of the feed-forward part; 28672 in the model of 70 billion.
         sequence: tokens of a text.
-        batch: texts.
-        vocabulary: tokens that there are.
+        batch: number of texts.
+        vocabulary: number of tokens.
     """
 
     grows_by: ClassVar[str] = "layers"
@@ -55,7 +57,7 @@ class Llama:
             )
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         return _Decoder(self).generated()
 
 
@@ -83,11 +85,14 @@ class _Decoder:
         return network.generated(name, logits)
 
     def _tokens(self, width: int) -> Shape:
-        """Return the shape of values that have `width` elements a token."""
+        """Return the shape of values with `width` elements a token."""
         return (self._options.batch, self._options.sequence, width)
 
     def _attention(self, x: str, name: str) -> str:
-        """Add causal self-attention, whose queries share keys and values in groups, with its residual connection."""
+        """Add causal self-attention with its residual connection.
+
+        Queries share keys and values in groups.
+        """
         options, network = self._options, self._network
         size = options.width // options.heads
         shared = options.groups * size

@@ -1,4 +1,4 @@
-"""The forward pass of a network, built from operators as PyTorch would run it, with its views."""
+"""A builder of a network's forward pass, with PyTorch's views."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from remat_cli.generate.generator import Generated
 Shape = tuple[int, ...]
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
-# From this version of ONNX's operators on, all that is used here has its present form.
+# The first operator set of ONNX with the present form of all used operators.
 _OPSET = 23
 
 
 class NetworkBuilder:
-    """Adds one operator after the other. Values go by name; an op with one result shares its name with that."""
+    """Adds operators to a forward pass.
+
+    Values have names; an op with one result has the result's name.
+    """
 
     def __init__(self, dtype: str = "float32") -> None:
-        """Begin without ops; weights and results are of this element type."""
+        """Begin without ops.
+
+        Weights and results have this element type.
+        """
         self._dtype = dtype
         self._tensors: list[Tensor] = []
         self._ops: list[Op] = []
@@ -32,31 +38,34 @@ class NetworkBuilder:
         return self._value(name, shape, dtype).name
 
     def weight(self, name: str, *shape: int) -> str:
-        """Add a trainable parameter, which is resident."""
+        """Add a trainable parameter, a resident value."""
         return self._operand(name, Role.PARAMETER, shape).name
 
     def constant(self, name: str, *shape: int) -> str:
-        """Add a value that is resident but not trained."""
+        """Add a resident value that is not trained."""
         return self._operand(name, Role.CONSTANT, shape).name
 
     def op(self, type_: str, name: str, inputs: Sequence[str], shape: Shape, **attributes: AttributeValue) -> str:
-        """Add an op whose one result has this shape."""
+        """Add an op with one result of this shape."""
         result = self._value(name, shape)
         self._add(type_, name, inputs, (result,), attributes)
         return name
 
     def view(self, type_: str, name: str, of: str, shape: Shape) -> str:
-        """Add an op whose one result is a view of the value that it reads."""
+        """Add an op whose only result is a view of its input."""
         return self.views(type_, name, of, (name,), shape)[0]
 
     def views(self, type_: str, name: str, of: str, results: Sequence[str], shape: Shape) -> Sequence[str]:
-        """Add an op whose results, all of this shape, are views of the value that it reads."""
+        """Add an op whose results are views of its input.
+
+        All views have this shape.
+        """
         views = tuple(self._value(result, shape, view_of=of) for result in results)
         self._add(type_, name, (of,), views, {})
         return results
 
     def generated(self, name: str, output: str) -> Generated:
-        """Return what was built, as a graph of this name with this output."""
+        """Return the built graph, with this name and output."""
         stored = [value for value in self._operands.values() if value.role is not Role.ACTIVATION]
         graph = build_graph(
             name=name,

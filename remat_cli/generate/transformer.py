@@ -15,7 +15,7 @@ _UP = 4  # the feed-forward part is this many times as wide as the model
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder in the manner of GPT-2, down to its single ops; ends with the logits.
+    """A GPT-2 decoder of single ops, which ends with the logits.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
     Makes: forward graphs, from which training graphs are derived.
@@ -23,12 +23,12 @@ class Transformer:
 
     Attributes:
         layers: depth.
-        width: of the model; a multiple of the heads.
-        heads: of attention.
+        width: width of the model, a multiple of the heads.
+        heads: heads of attention.
         sequence: tokens of a text.
-        batch: texts.
-        vocabulary: tokens that there are.
-        fused_attention: attention is one op, which keeps no attention weights; false: it is written out.
+        batch: number of texts.
+        vocabulary: number of tokens.
+        fused_attention: attention is one op, which keeps no attention weights; false: attention is spelled out in ops.
     """
 
     grows_by: ClassVar[str] = "layers"
@@ -51,7 +51,7 @@ class Transformer:
             )
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         return _Decoder(self).generated()
 
 
@@ -79,7 +79,7 @@ class _Decoder:
         return network.generated(name, logits)
 
     def _tokens(self, width: int) -> Shape:
-        """Return the shape of values that have `width` elements a token."""
+        """Return the shape of values with `width` elements a token."""
         return (self._options.batch, self._options.sequence, width)
 
     def _embeddings(self) -> str:
@@ -101,13 +101,16 @@ class _Decoder:
         mixed = network.view(
             "Transpose", f"{name}.mixed.t", mixed, (options.batch, options.sequence, options.heads, size)
         )
-        # A transposed value cannot be reshaped where it lies: this one is a copy.
+        # A transposed value has no reshaped view: this one is a copy.
         mixed = network.op("Reshape", f"{name}.merged", (mixed,), self._tokens(options.width))
         result = self._linear(mixed, f"{name}.out", options.width, options.width)
         return network.op("Add", f"{name}.residual", (x, result), self._tokens(options.width))
 
     def _mix(self, q: str, k: str, v: str, name: str) -> str:
-        """Add what makes of queries, keys and values the weighted sum of values of each head."""
+        """Add each head's weighted sum of values.
+
+        The weights come from queries and keys.
+        """
         options, network = self._options, self._network
         size = options.width // options.heads
         by_head = (options.batch, options.heads, options.sequence, size)

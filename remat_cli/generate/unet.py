@@ -16,18 +16,20 @@ _KERNEL = 3
 
 @dataclass(frozen=True)
 class UNet:
-    """A U-Net with padded convolutions and batch normalization; ends with the logits.
+    """A U-Net with padded convolutions, which ends with the logits.
+
+    Each convolution has batch normalization.
 
     Source: Ronneberger et al., U-Net: Convolutional Networks for Biomedical Image Segmentation, MICCAI 2015.
     Makes: forward graphs, from which training graphs are derived; their long skips hold the memory.
     Size: 3 forward ops a convolution, 6 in training; each level has its convolutions twice.
 
     Attributes:
-        levels: how often height and width are halved on the way down.
-        convolutions: of each level, down and up, and at the bottom.
-        width: channels of the first level; each level has twice those of the one above.
+        levels: number of times that height and width are halved on the way down.
+        convolutions: number of convolutions of each level, down and up, and at the bottom.
+        width: channels of the first level; each lower level has twice as many.
         image: height and width; a multiple of 2 ** levels.
-        batch: images.
+        batch: number of images.
         classes: channels of the logits.
     """
 
@@ -52,7 +54,7 @@ class UNet:
             )
 
     def generate(self) -> Generated:
-        """Make the graph."""
+        """Generate the graph."""
         return _Network(self).generated()
 
 
@@ -94,7 +96,10 @@ class _Network:
         return (self._options.batch, channels, size, size)
 
     def _up(self, x: str, skip: str, level: int) -> str:
-        """Add one level of the way up: twice the height and width, half the channels, joined with the skip."""
+        """Add one level of the way up, joined with the skip.
+
+        Height and width are doubled, channels halved.
+        """
         network, name, channels = self._network, f"up{level + 1}", self._channels(level)
         weights = (
             network.weight(f"{name}.grow.weight", 2 * channels, channels, 2, 2),
@@ -105,7 +110,10 @@ class _Network:
         return self._block(joined, name, 2 * channels, level)
 
     def _block(self, x: str, name: str, channels: int, level: int) -> str:
-        """Add the convolutions of one level, each with its normalization and activation."""
+        """Add the convolutions of one level.
+
+        Each has its normalization and activation.
+        """
         network, shape = self._network, self._shape(self._channels(level), level)
         for number in range(1, self._options.convolutions + 1):
             conv, norm = f"{name}.conv{number}", f"{name}.norm{number}"

@@ -43,6 +43,6 @@ PLANNERS: Mapping[str, type[Planner]] = {
     "annealing": Annealing,
 }
 
-# Those that move tensors to the host and back: the ones that exist for it, and those that do where it is asked for.
+# Planners that move tensors to the host: those made for offloading, and those that can if asked.
 OFFLOADERS = ("pofo", "offload")
 OFFLOADING = ("auto", *OFFLOADERS)

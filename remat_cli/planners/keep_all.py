@@ -1,4 +1,4 @@
-"""The plain run as a planner: the baseline that every other planner is compared with."""
+"""The plain run as a planner: the baseline for all other planners."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from remat_cli.core.schedule import input_order, plain_run, with_frees
 class KeepAll:
     """Keeps every tensor until its last use and recomputes nothing.
 
-    Source: what every framework does without a planner.
+    Source: every framework, without a planner.
     Takes: any graph.
     Searches: the one schedule that runs every op once in the input order.
-    Proves: whether that one fits, and then that no plan is faster.
+    Proves: whether that schedule fits, and then that no plan is faster.
     Complexity: linear.
     """
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
-        """Return the plain run if it fits; else that this one schedule does not."""
-        # numpy comes with it; the planners are listed without it.
+        """Return the plain run if it fits, otherwise a proof that it does not."""
+        # This import needs numpy; listing the planners must not.
         from remat_cli.planners.shared.incumbent import Incumbent
 
         incumbent = Incumbent(problem, observe)
         graph = problem.graph
         fits = incumbent.fits(incumbent.offer(plain_run(graph)))
-        if not fits and graph.lasting:  # the same, with what nobody reads freed at once
+        if not fits and graph.lasting:  # the same run, with tensors that no op reads freed at once
             fits = incumbent.fits(incumbent.offer(with_frees(graph, input_order(graph))))
         if not fits:
             incumbent.prove_that_none_fits(Scope.PLANNER, "the plain run recomputes nothing and does not fit")

@@ -1,7 +1,7 @@
-"""Plans with addresses: what is recomputed and where everything lies are decided together.
+"""Plans with addresses: recomputation and placement decided together.
 
-The bound on the sum holds for arenas, too: whatever lies apart is at least as large as its sum. So a budget that no
-plan's sum fits is proven too small for any arena.
+The bound on the sum of bytes holds for arenas, too: tensors that do not overlap take at least the sum of their bytes.
+So a budget that no plan's sum fits is proven too small for any arena.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from remat_cli.core.solve import Solution, solve, with_arena
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.units import format_bytes
 
-# Seconds for everything together, where the planner has no time limit that says so.
+# The seconds for the whole search if the planner has no time limit.
 _SECONDS = 60.0
-# Of the seconds left: for the planner when it is asked first, and when it is asked for a smaller sum.
+# The shares of the remaining seconds for the planner: at the first request, and at requests for a smaller sum.
 _FOR_FIRST_PLAN = 1 / 2
 _FOR_NEXT_PLAN = 1 / 3
-# Work of all searches for arenas, and of what is left of it and of the seconds what one of them has: for the fastest
-# plan, and for another. A usual core does that work in as many seconds; the clock mostly has no part in what is found.
+# The work of all searches for arenas, and the shares of the remaining work and seconds of one of them: for the fastest
+# plan, and for another. A usual core does that work in as many seconds; mostly the clock does not change the result.
 _WORK = 30.0
 _FOR_FIRST_ARENA = 0.25
 _FOR_NEXT_ARENA = 0.15
-# Plans that fit the sum for which an arena is sought, the fastest first, before a smaller sum is asked for.
+# The number of plans whose sum fits to search an arena for, fastest first, before the next smaller sum.
 _MOST_PLANS = 3
-# Smaller sums that are asked for, and of the arena the least share by which one is smaller than the last.
+# The number of smaller sums to ask for, and the arena's part by which each is at least smaller than the last.
 _MOST_SUMS = 6
 _SMALLEST_STEP = 200
 
 
-class _Found(PassingObserver):
-    """Keeps the plans that a planner tells of."""
+class _PlanCollector(PassingObserver):
+    """Keeps the plans that a planner reports."""
 
     def __init__(self, observe: Observer) -> None:
         super().__init__(observe)
@@ -51,29 +51,29 @@ class _Found(PassingObserver):
 def solve_with_addresses(
     problem: Problem, planner: Planner, alignment: int, observe: Observer, banks: Sequence[Bank] = ()
 ) -> Solution:
-    """Search a plan whose arena, and resident bytes beside it, fit the budget.
+    """Search for a plan whose arena and resident bytes fit the budget.
 
-    With banks the plan's sum fits the budget, and everything has an address in one of them.
+    With banks the plan's sum of bytes fits the budget, and every tensor has an address in one of the banks.
 
-    Where the fastest plan's sum fits and no arena for it does, another order of its runs and frees comes next, then the
-    other plans that the planner found. Then plans of a smaller sum are asked for. The planner's time limit, a minute
-    where it has none, is one for all of that.
+    If the fastest plan's sum fits but none of its arenas does, the search tries another order of its runs and frees,
+    then the planner's other plans, then plans of a smaller sum. The planner's time limit, or a minute without one,
+    covers all of this.
 
     Raises:
         PlannerRefuses: the planner cannot take this graph.
-        FalseClaim: a schedule of the planner's does not run.
-        KeyboardInterrupt: interrupted before any plan was found.
+        FalseClaim: one of the planner's schedules does not run.
+        KeyboardInterrupt: the search was interrupted before it found a plan.
     """
     return _Search(problem, planner, alignment, observe, banks).run()
 
 
 class _Search:
-    """One search.
+    """The state of one search with addresses.
 
     Attributes:
-        closest: bytes of the smallest arena so far, where that is above the capacity.
-        found: the schedule that has an arena.
-        interrupted: the user stopped it.
+        closest: bytes of the smallest arena so far that exceeds the capacity; None without one.
+        found: the schedule with an arena that fits.
+        interrupted: whether the user stopped the search.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _Search:
         self._tried: set[Schedule] = set()
 
     def run(self) -> Solution:
-        """Return the first plan that has an arena, or the refusal."""
+        """Return the first plan with an arena, or the refusal."""
         first, plans = self._ask(self._problem.budget.device_bytes, _FOR_FIRST_PLAN)
         if first.trace is None or first.result.schedule is None:
             return first
@@ -107,8 +107,11 @@ class _Search:
         return replace(with_arena(first, *self.found), interrupted=self.interrupted)
 
     def _ask(self, limit: int, share: float) -> tuple[Solution, Sequence[Plan]]:
-        """Ask for a plan whose sum is within a limit; return the other plans that the planner found, too."""
-        heard = _Found(self._observe)
+        """Ask for a plan whose sum is within a limit.
+
+        Also return the planner's other plans.
+        """
+        heard = _PlanCollector(self._observe)
         planner = _within(self._planner, share * self._limits.seconds)
         return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard.plans
 
@@ -131,7 +134,10 @@ class _Search:
             best, peak = solution.result.schedule, solution.trace.peak_bytes
 
     def _try_orders(self, schedule: Schedule, share: float) -> bool:
-        """Search an arena for a schedule, and for another order of its runs; tell whether the search is over."""
+        """Search an arena for a schedule, then for another order of its runs.
+
+        Tells whether the search is over.
+        """
         if self._try(schedule, share):
             return True
         self._observe.phase("trying other orders of the plan's runs")
@@ -155,43 +161,46 @@ class _Search:
     def _in_block(self, schedule: Schedule, limits: Limits) -> Arena | None:
         alignment, observe = self._alignment, self._observe
         graph, capacity = self._problem.graph, self._capacity
-        found, arena = arena_of(graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe)
-        if arena is None and found.closest_bytes is not None:
-            self.closest = min(found.closest_bytes, self.closest or found.closest_bytes)
-        self.interrupted |= found.interrupted
+        allocation, arena = arena_of(graph, schedule, limits, capacity=capacity, alignment=alignment, observe=observe)
+        if arena is None and allocation.closest_bytes is not None:
+            self.closest = min(allocation.closest_bytes, self.closest or allocation.closest_bytes)
+        self.interrupted |= allocation.interrupted
         return arena
 
     def _in_banks(self, schedule: Schedule, limits: Limits) -> Arena | None:
         alignment, observe = self._alignment, self._observe
-        found, arena = arena_in_banks(
+        allocation, arena = arena_in_banks(
             self._problem.graph, schedule, self._banks, limits, alignment=alignment, observe=observe
         )
-        self.interrupted |= found.interrupted
+        self.interrupted |= allocation.interrupted
         return arena
 
 
 def _limits(planner: Planner, observe: Observer) -> Limits:
-    """Return limits of a whole search with addresses, by the planner's time limit; work is that of arenas alone."""
+    """Return the limits of a whole search from the planner's time limit.
+
+    Only searches for arenas count as work.
+    """
     seconds = getattr(planner, "time_limit", _SECONDS)
     return Limits.of(seconds, min(_WORK, seconds / 2), cores=0, observe=observe)
 
 
 def _within(planner: Planner, seconds: float) -> Planner:
-    """Return a planner that takes no more time than that, where it has a time limit."""
+    """Set the planner's time limit, if it has that option."""
     if "time_limit" not in planner.__dataclass_fields__:
         return planner
     return replace(planner, time_limit=seconds)
 
 
 def _others(plans: Sequence[Plan], budget_bytes: int) -> Iterator[Schedule]:
-    """Yield the schedules of other plans that fit for which an arena is sought, fastest first."""
+    """Yield the schedules of other plans that fit, fastest first."""
     fitting = sorted((plan for plan in plans if plan.peak_bytes <= budget_bytes), key=lambda plan: plan.time)
     for plan in fitting[: _MOST_PLANS - 1]:
         yield plan.schedule
 
 
 def _without_arena(first: Solution, closest: int | None) -> Solution:
-    """Return the refusal that comes of finding no arena for any plan whose sum fits."""
+    """Return the refusal if no plan whose sum fits has an arena."""
     said = "" if closest is None else f"; the smallest that was found takes {format_bytes(closest)}"
     reason = f"there are plans whose sum fits, but for none of them was an arena found that does{said}"
     result = PlanResult(Status.UNKNOWN, closest=first.result.schedule, reason=reason)
@@ -199,25 +208,25 @@ def _without_arena(first: Solution, closest: int | None) -> Solution:
 
 
 def smallest_arena(solution: Solution, proven_bytes: int, alignment: int, observe: Observer) -> Solution:
-    """Return a solution at the smallest budget with the smallest arena that is found for its plan.
+    """Return a solution with the smallest arena found for its plan.
 
-    Where that is above the sum, other orders of the plan's runs are tried.
+    The solution is at the smallest budget. If its arena is above the sum, other orders of the plan's runs are tried.
 
     Args:
-        solution: at the smallest budget.
-        proven_bytes: no plan fits less, as far as that was proven; it stays, as no arena is smaller than the sum.
-        alignment: of addresses.
-        observe: is told what is done.
+        solution: the solution at the smallest budget.
+        proven_bytes: budget below which no plan fits; this still holds, because no arena is smaller than the sum.
+        alignment: alignment of addresses.
+        observe: receives the phases.
     """
     schedule = solution.result.schedule
     if solution.trace is None or schedule is None:
         return solution
     graph = solution.problem.graph
     limits = Limits.of(_SECONDS, _WORK, cores=0, observe=observe)
-    found, arena = arena_of(graph, schedule, limits.part(0.5, _WORK / 2), alignment=alignment, observe=observe)
+    allocation, arena = arena_of(graph, schedule, limits.part(0.5, _WORK / 2), alignment=alignment, observe=observe)
     assert arena is not None, "without a capacity the first greedy order is an arena"
-    interrupted = solution.interrupted or found.interrupted
-    if not interrupted and found.status is not Status.OPTIMAL:
+    interrupted = solution.interrupted or allocation.interrupted
+    if not interrupted and allocation.status is not Status.OPTIMAL:
         try:
             least = proven_bytes - graph.resident_bytes
             schedule, arena = _in_another_order(graph, schedule, arena, least, limits.part(work=_WORK / 2), observe)
@@ -230,9 +239,10 @@ def smallest_arena(solution: Solution, proven_bytes: int, alignment: int, observ
 def _in_another_order(
     graph: Graph, schedule: Schedule, arena: Arena, least: int, limits: Limits, observe: Observer
 ) -> tuple[Schedule, Arena]:
-    """Return another order of a schedule's runs and its arena, where that is smaller; else these.
+    """Return another order of a schedule's runs with a smaller arena.
 
-    What is proven may hold for one order alone. Where another order goes below it, the arena is as large as that.
+    Without one, return the given schedule and arena. The proven bound may hold for the given order only. If another
+    order goes below that bound, its arena is enlarged to the bound.
     """
     observe.phase("trying other orders of the plan's runs")
     other = reordered(graph, schedule, least, arena.alignment, lambda: limits.is_over)

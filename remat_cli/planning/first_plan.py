@@ -1,4 +1,7 @@
-"""The first plan, or the first bound, that will do: where only its being there matters."""
+"""Observers that stop a planner at its first plan or bound.
+
+Searches use them to ask only whether there is a plan.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ from remat_cli.planning.overhead import exact_overhead
 
 
 class FirstPlan(PassingObserver):
-    """Passes on what a planner tells, and has enough as soon as there is a plan of little enough overhead.
+    """Stops the planner at the first plan of allowed overhead.
 
-    For searches that ask at many budgets, or of many graphs, whether there is a plan at all.
+    Everything is forwarded to another observer. Searches over many budgets or graphs use this class to ask whether
+    there is a plan at all.
     """
 
     def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
         """Wait for the first plan.
 
         Args:
-            plain_time: of the plain run, in the graph's time unit.
-            observe: is told everything.
-            max_overhead: of the plan that is waited for, as a share of the plain run's time; None: any.
+            plain_time: time of the plain run, in the graph's time unit.
+            observe: receives everything.
+            max_overhead: largest overhead of the awaited plan, as a share of the plain run's time; None for any.
         """
         super().__init__(observe)
         self._plain_time = plain_time
@@ -29,16 +33,16 @@ class FirstPlan(PassingObserver):
 
     @property
     def has_enough(self) -> bool:
-        """Whether that plan was found."""
+        """Whether the awaited plan was found."""
         return self._has_plan or super().has_enough
 
     @property
     def takes_any_plan(self) -> bool:
-        """Whether no overhead is too large."""
+        """Whether every overhead is allowed."""
         return self._max_overhead is None
 
     def found(self, plan: Plan) -> None:
-        """Look at a plan, and pass it on."""
+        """Check and forward a plan."""
         self._has_plan |= self._is_allowed(plan.time)
         super().found(plan)
 
@@ -47,19 +51,22 @@ class FirstPlan(PassingObserver):
 
 
 class FirstBound(FirstPlan):
-    """Has enough, too, as soon as the planner proves a time: it does not see at once that no plan fits."""
+    """Also stops the planner at the first proven time.
+
+    The bound shows that the planner does not quickly see that no plan fits.
+    """
 
     def __init__(self, plain_time: int, observe: Observer, max_overhead: Fraction | None) -> None:
-        """Wait for the first plan or bound; arguments as of `FirstPlan`."""
+        """Wait for the first plan or bound; arguments as for `FirstPlan`."""
         super().__init__(plain_time, observe, max_overhead)
         self._has_bound = False
 
     @property
     def has_enough(self) -> bool:
-        """Whether there is a plan, or a bound that says more than the plain run."""
+        """Whether there is a plan, or a bound above the plain run."""
         return self._has_bound or super().has_enough
 
     def bound(self, bound: Bound) -> None:
-        """Look at a bound, and pass it on."""
+        """Check and forward a bound."""
         self._has_bound |= bound.time > self._plain_time
         super().bound(bound)

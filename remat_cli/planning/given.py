@@ -1,4 +1,4 @@
-"""A schedule from elsewhere, judged as a plan."""
+"""A schedule from elsewhere, judged like a plan."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import Prepared
 from remat_cli.units import format_bytes
 
-# What makes schedules that no planner made, as their files say.
+# The sources of schedules that no planner made, as written in their files.
 MAKERS = ("checkpoints",)
 
 
 @dataclass(frozen=True)
 class Given:
-    """Claims a schedule that somebody else made.
+    """A planner that claims a given schedule.
 
     Attributes:
         schedule: the steps.
-        found_by: the planner that came to it; None where that is not known.
+        found_by: the planner that found the schedule; None if unknown.
     """
 
     schedule: Schedule
@@ -35,17 +35,17 @@ class Given:
 
 
 def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, maker: str) -> bytes:
-    """Return the schedule file of a schedule that no planner made, proven by simulation.
+    """Return the file of a schedule that no planner made, proven by simulation.
 
     Args:
         prepared: the graph.
-        schedule: of it.
-        budget_bytes: that it has to keep within.
-        maker: what made it, in the place of a planner's name.
+        schedule: a schedule of the graph.
+        budget_bytes: the budget of the schedule.
+        maker: source of the schedule, written instead of a planner's name.
 
     Raises:
-        UsageError: it does not keep within the budget.
-        FalseClaim: it does not run.
+        UsageError: the schedule exceeds the budget.
+        FalseClaim: the schedule does not run.
     """
     from remat_cli.core.simulate import simulate
 

@@ -1,6 +1,7 @@
-"""The main path: a graph and a request become a problem, a planner is asked, the judge confirms, a `Planning` results.
+"""The main path from a graph and a request to a `Planning`.
 
-Command line, Python API, checks, batch, studies and PyTorch all come through `plan`. Nobody else builds a `Problem`.
+The two become a problem, a planner makes a claim, and the judge confirms it. Command line, Python API, checks, batch,
+studies and PyTorch all use `plan`. Nobody else builds a `Problem`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared
 
-# For what a refusal says beside the budget, where the planner has no time limit.
+# The seconds for the budget that a refusal suggests, if the planner has no time limit.
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What was asked, and what came of it.
+    """The request and its verified result.
 
     Attributes:
-        prepared: the graph that was planned, and how it came to be.
-        request: what was asked for.
-        solution: verified by the simulator: `trace` of the plan, `closest`, `baseline`, bounds, warnings.
-        search: where the smallest budget was asked for: how far it was proven and found; else None.
+        prepared: the planned graph, and how it was prepared.
+        request: the request.
+        solution: the result, verified by the simulator: `trace` of the plan, `closest`, `baseline`, bounds, warnings.
+        search: the search for the smallest budget; None if another budget was requested.
     """
 
     prepared: Prepared
@@ -45,47 +46,47 @@ class Planning:
 
     @property
     def planner(self) -> PlannerChoice:
-        """Who was asked."""
+        """The planner and its options."""
         return self.request.chosen
 
     @property
     def status(self) -> Status:
-        """Whether there is a plan, and what is proven."""
+        """Whether there is a plan, with its proof."""
         return self.solution.status
 
     @property
     def trace(self) -> Trace | None:
-        """What the simulator measured of the plan; None without one."""
+        """The measured memory and time of the plan; None without a plan."""
         return self.solution.trace
 
     @property
     def schedule(self) -> Schedule | None:
-        """The steps; None without a plan."""
+        """The steps of the plan; None without a plan."""
         return self.solution.result.schedule if self.trace is not None else None
 
     @property
     def budget_bytes(self) -> int:
-        """The budget; where the smallest was asked for, the one that was found."""
+        """The requested budget, or the smallest one found."""
         return self.solution.problem.budget.device_bytes
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak of the plan, resident bytes and inputs included; None without one."""
+        """Peak of the plan, with resident bytes and inputs; None without a plan."""
         return None if self.trace is None else self.trace.peak_bytes
 
     @property
     def overhead(self) -> float | None:
-        """Time beyond the plain run's, as a share of it; None without a plan."""
+        """Time beyond the plain run's, as a share; None without a plan."""
         return self.solution.overhead
 
     @property
     def bound(self) -> float | None:
-        """No plan in `solution.scope` has less overhead; None where nothing is proven."""
+        """Lower bound on the overhead in `solution.scope`; None without a proof."""
         return self.solution.bound_overhead
 
     @property
     def schedule_file(self) -> bytes:
-        """Content of the schedule file; without a plan, it says why there is none."""
+        """Content of the schedule file; without a plan, with the reason."""
         read_with, planner = self.prepared.options.recorded, self.planner
         return schedule_bytes(
             self.solution,
@@ -107,7 +108,10 @@ class Planning:
         write_file(Path(path), self.schedule_file)
 
     def summary(self) -> Summary:
-        """Return what `remat plan --json` prints, as JSON values; a missing figure is None."""
+        """Return the JSON values that `remat plan --json` prints.
+
+        A missing figure is None.
+        """
         return {
             "graph": graph_summary(self.prepared),
             "planner": {"name": self.planner.name, "options": self.planner.all_options()},
@@ -117,15 +121,15 @@ class Planning:
 
 
 def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Planning:
-    """Return what a schedule that came of one graph is worth on the same graph with other sizes.
+    """Judge a schedule on the same graph with other sizes.
 
     Args:
-        known: the planning that came to it: as a plan, or as what came closest to one.
+        known: the planning that found the schedule, as a plan or as the closest schedule.
         prepared: the graph with other sizes.
-        schedule: is judged here, for the same request.
+        schedule: the schedule to judge, for the same request.
 
     Raises:
-        FalseClaim: it does not run.
+        FalseClaim: the schedule does not run.
     """
     problem = replace(known.solution.problem, graph=prepared.graph, link=prepared.link)
     given = Given(schedule, known.solution.result.found_by)
@@ -134,19 +138,19 @@ def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Plann
 
 
 def plan(prepared: Prepared, request: Request, observe: Observer | None = None) -> Planning:
-    """Plan a graph as it is asked for, and prove the plan by simulation.
+    """Plan a graph for a request, and prove the plan by simulation.
 
     Args:
         prepared: the graph.
-        request: names a budget; where that is the smallest, it is searched.
-        observe: is told what the planner finds.
+        request: the request with a budget; for "min", the smallest budget is searched.
+        observe: receives the planner's plans and bounds.
 
     Raises:
-        UsageError: no budget is named, the planner does not have an option, or plans may offload over a link that is
-            not known.
+        UsageError: no budget is named, the planner does not have an option, or plans may offload but the link is
+            unknown.
         PlannerRefuses: the planner cannot take this graph.
-        FalseClaim: a schedule of the planner's does not run.
-        KeyboardInterrupt: interrupted before any plan was found.
+        FalseClaim: one of the planner's schedules does not run.
+        KeyboardInterrupt: the planner was interrupted before it found a plan.
     """
     graph, planner, observe = prepared.graph, request.chosen.built, observe or Observer()
     with observe.judging():
@@ -164,7 +168,7 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
         solution = replace(search.solution, has_addresses=request.arena)
         return Planning(prepared, request, solution, replace(search, solution=solution))
     if request.arena:
-        # Only here, as the search for addresses loads OR-tools.
+        # Imported here because the search for addresses loads OR-tools.
         from remat_cli.planning.addresses import solve_with_addresses
 
         banks = tuple(request.banks.values())

@@ -1,4 +1,4 @@
-"""The memory that planning itself takes, told before it begins."""
+"""The memory that planning itself takes, estimated in advance."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from remat_cli.core.graph import Graph
 from remat_cli.system_limits import memory_left
 from remat_cli.units import format_bytes
 
-# For each op, at most: `auto` took 9 to 17 kB on layered graphs of 80,000 to 300,000 ops.
+# The largest memory for each op: `auto` took 9 to 17 kB on layered graphs of 80,000 to 300,000 ops.
 _BYTES_EACH = 17_000
-# Planning that takes less is nothing to speak of, where so much is left.
+# Planning that takes less memory gets no note, if that much is left.
 _LITTLE = 1_000_000_000
 
 
 def notes_on_memory(graph: Graph) -> list[str]:
-    """Return a note on the memory that planning a graph takes; none where that is little and is left."""
+    """Return a note on the memory that planning a graph takes.
+
+    The list is empty if that memory is small and available.
+    """
     need, left = len(graph.ops) * _BYTES_EACH, memory_left()
     is_too_much = left is not None and need > left
     if need < _LITTLE and not is_too_much:

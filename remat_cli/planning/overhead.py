@@ -1,4 +1,4 @@
-"""The overhead of plans held against a limit, in exact fractions."""
+"""Comparison of overheads with a limit, in exact fractions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from remat_cli.units import format_share
 
 
 def within_overhead(solution: Solution, max_overhead: Fraction | None) -> Solution:
-    """Return the solution if its overhead is allowed, or has no plan; else the refusal that it is then."""
+    """Return the solution, or a refusal if its overhead is above the limit.
+
+    A solution without a plan is returned as it is.
+    """
     if max_overhead is None or solution.trace is None or solution.overhead is None:
         return solution
     plain, bound = solution.baseline.time, solution.result.time_bound
@@ -30,5 +33,8 @@ def within_overhead(solution: Solution, max_overhead: Fraction | None) -> Soluti
 
 
 def exact_overhead(time: int, plain_time: int) -> Fraction:
-    """Return the overhead as an exact fraction, so that 10 % is not above a limit of 10 %."""
+    """Return the overhead as an exact fraction.
+
+    So 10 % is not above a limit of 10 %.
+    """
     return Fraction(time, plain_time) - 1 if plain_time else Fraction(0)

@@ -1,4 +1,4 @@
-"""Refusals that name a budget which would work."""
+"""Refusals that name a budget that would work."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _TRIES = 8
 
 
 def with_closest(solution: Solution, observe: Observer, seconds: float) -> Solution:
-    """Return a solution with the smallest peak that is quickly found, where no planner was asked for one.
+    """Add a small peak that is found quickly to a refusal.
 
-    That is so where the budget is below the largest working set, as most shares of the plain peak are where weights
-    fill it. Of a solution that has more to say, nothing is changed.
+    This is for budgets below the largest working set, for which no planner was asked: most shares of the plain peak are
+    if weights fill that peak. Other solutions are returned unchanged.
 
     Args:
         solution: a refusal, or a plan.
-        observe: is told what goes on.
-        seconds: that this may take; less time finds larger peaks.
+        observe: receives the phase.
+        seconds: limit in seconds; less time finds larger peaks.
     """
     needed = solution.working_set.bytes
     if solution.closest is not None or solution.problem.budget.device_bytes >= needed:
         return solution
     observe.phase("looking for a budget that fits")
     run = None
-    with suppress(KeyboardInterrupt):  # that no plan fits is known, and all that was asked
+    with suppress(KeyboardInterrupt):  # the answer to the request, that no plan fits, is known
         run = _run_within_reach(solution.problem, needed, Limits.of(seconds))
     schedule, trace = run or (plain_run(solution.problem.graph), solution.baseline)
     return replace(solution, closest=trace, result=replace(solution.result, closest=schedule))
 
 
 def _run_within_reach(problem: Problem, budget_bytes: int, limits: Limits) -> tuple[Schedule, Trace] | None:
-    """Return a run at whose peak a plan is found; None where there is none.
+    """Return a run at whose peak a planner finds a plan, or None.
 
-    dtr is asked, which plans graphs of any size in moments. The closest schedule at one budget need not be found again
-    at another, so it is asked at that peak. When the time is up, the closest run so far is returned.
+    The planner is dtr, which plans graphs of any size in moments. It need not find the closest schedule of one budget
+    again at another, so it is asked at that schedule's peak. When the time is up, the closest run so far is returned.
     """
     run = None
     for _ in range(_TRIES):

@@ -1,4 +1,7 @@
-"""The smallest budget: what is proven (no plan below) and what was found (a plan there), by bisection over `solve`."""
+"""The smallest budget: proven and found, by bisection over `solve`.
+
+No plan fits below the proven budget, and there is a plan at the found one.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.units import format_bytes
 
-# A planner that proves nothing is not asked for budgets closer to the smallest found than this share of it.
+# The smallest step between budgets for a planner that proves nothing, as a share of the smallest budget found.
 _TOLERANCE = 1 / 1000
-# It is not asked again after this many refusals in a row in which it came no closer than the budget that was found.
+# The number of refusals in a row, each no closer than the found budget, after which the planner is not asked again.
 _PATIENCE = 2
 
 
 @dataclass(frozen=True)
 class SmallestBudget:
-    """What a search for the smallest budget came to.
+    """The result of a search for the smallest budget.
 
     Attributes:
-        proven_bytes: no plan fits less, over the plans in `scope`.
-        scope: the plans over which that was proven.
-        solution: the plan at the smallest budget that was found; where no budget gave one, the last refusal.
-        max_overhead: plans of more overhead were not taken; None where any was.
+        proven_bytes: budget below which no plan in `scope` fits.
+        scope: the plans that this proof covers.
+        solution: the plan at the smallest budget found, or the last refusal if no budget gave a plan.
+        max_overhead: largest allowed overhead of plans; None for any.
     """
 
     proven_bytes: int
@@ -42,27 +45,28 @@ class SmallestBudget:
 
     @property
     def found_bytes(self) -> int | None:
-        """The smallest budget at which a plan was found; None where none was."""
+        """The smallest budget with a plan; None if there was none."""
         return None if self.solution.trace is None else self.solution.problem.budget.device_bytes
 
 
 def smallest_budget(
     plain: Problem, planner: Planner, observe: Observer, max_overhead: Fraction | None = None
 ) -> SmallestBudget:
-    """Search the smallest budget at which `planner` has a plan, to the byte where it proves what it refuses.
+    """Search for the smallest budget at which `planner` has a plan.
 
-    Planners without proofs are not monotone in the budget, so theirs is the smallest budget *found*. A refusal that
-    proves nothing moves the search up, never the proof.
+    The result is exact to the byte if the planner proves its refusals. Planners without proofs are not monotone in the
+    budget, so their result is the smallest budget *found*. A refusal without a proof moves the search up, never the
+    proof.
 
     Args:
         plain: the problem at the budget of the plain run.
-        planner: asked for ever smaller budgets.
-        observe: is told how far the search is.
-        max_overhead: take only plans of at most this overhead, as a share of the plain run's time.
+        planner: the planner to ask at smaller and smaller budgets.
+        observe: receives the progress of the search.
+        max_overhead: largest allowed overhead of plans, as a share of the plain run's time.
 
     Raises:
         PlannerRefuses: the planner cannot take this graph.
-        KeyboardInterrupt: interrupted before any plan was found.
+        KeyboardInterrupt: the search was interrupted before it found a plan.
     """
     search = _Search(plain, planner, observe, max_overhead)
     try:
@@ -75,12 +79,12 @@ def smallest_budget(
 
 
 def at_budget(solution: Solution, budget_bytes: int) -> Solution:
-    """Return the same result as if it had been asked for at another budget that it fits."""
+    """Return the result as if for another budget that it fits."""
     return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
 
 
 class _Search:
-    """Keeps apart where the search has been (`floor`) and what is proven (`proven`)."""
+    """The search, with its position (`floor`) and its proof (`proven`)."""
 
     def __init__(
         self,
@@ -89,18 +93,18 @@ class _Search:
         observe: Observer,
         max_overhead: Fraction | None,
     ) -> None:
-        self.plain = plain  # at the budget of the plain run
+        self.plain = plain  # the problem at the budget of the plain run
         self.planner = planner
         self.observe = observe
         self.max_overhead = max_overhead
         self.proven = largest_working_set(plain.graph).bytes
         self.scope = Scope.ANY_PLAN
-        self.has_proven = False  # of its own, that none fits some budget
+        self.has_proven = False  # whether the planner itself has proven that none fits some budget
         self.floor = self.proven
         self.found: Solution | None = None
-        self.ended_early = False  # the planner that found it could have run on
-        self.fruitless = 0  # refusals in a row that came no closer than what was found
-        self.is_right_below = False  # what is found, the last budget that was asked for
+        self.ended_early = False  # whether the planner of `found` could have continued
+        self.fruitless = 0  # refusals in a row that came no closer than `found`
+        self.is_right_below = False  # whether the last budget was right below `found`
         self.refusal: Solution
 
     def run(self) -> None:
@@ -110,16 +114,19 @@ class _Search:
         if self.found is not None and self.ended_early:
             self.found = self.best_at(self.found)
 
-    def best_at(self, found: Solution) -> Solution:
-        """Let the planner run on at the smallest budget; return its plan, or the known one if that is better."""
-        solution = solve(found.problem, self.planner, self.observe)
-        is_better = solution.trace is not None and found.trace is not None and solution.trace.time <= found.trace.time
-        # What was proven on the way holds for the known plan, too.
-        return solution if is_better else with_plan_of(solution, found)
+    def best_at(self, start: Solution) -> Solution:
+        """Let the planner continue at the smallest budget.
+
+        Return its plan, or the known plan if that is better.
+        """
+        solution = solve(start.problem, self.planner, self.observe)
+        is_better = solution.trace is not None and start.trace is not None and solution.trace.time <= start.trace.time
+        # Bounds proven on the way hold for the known plan, too.
+        return solution if is_better else with_plan_of(solution, start)
 
     def bisect(self) -> None:
-        # A planner that refuses a budget names its closest schedule: a better start than halving from above. Asked at
-        # that schedule's peak, it often finds a still smaller one.
+        # A refusal names the planner's closest schedule, a better start than halving from above. At that schedule's
+        # peak, the planner often finds a still smaller one.
         closest = self.ask(self.proven)
         if closest is not None:
             self.ask(closest)
@@ -135,9 +142,10 @@ class _Search:
                 self.found = at_budget(known, peak)
 
     def next_budget(self) -> int:
-        """Return a budget to ask for: in turn one right below the smallest found, and the middle.
+        """Return the next budget: right below the found one, or the middle.
 
-        A refusal takes a planner far longer than a first plan. Right below what was found, it ends the search.
+        The two alternate. A refusal takes a planner far longer than a first plan. Right below the found budget, a
+        refusal ends the search.
         """
         self.is_right_below = not self.is_right_below
         if self.is_right_below:
@@ -145,7 +153,11 @@ class _Search:
         return (self.floor + self.found_bytes - 1) // 2
 
     def raise_proof(self) -> None:
-        """Bisect between what is proven and what was refused for the largest budget that is ruled out at once."""
+        """Raise the proven budget by bisection.
+
+        It lies between the proof so far and the smallest refused budget, and covers only budgets that the planner rules
+        out at once.
+        """
         high = self.floor - 1
         while self.proven + self.found_bytes * _TOLERANCE < high:
             middle = (self.proven + high) // 2
@@ -155,7 +167,7 @@ class _Search:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there may be a smaller budget that the planner finds a plan for."""
+        """Whether the planner may have a plan at a smaller budget."""
         if self.found is None or self.fruitless == _PATIENCE:
             return False
         return self.floor < self.found_bytes - self.near_enough()
@@ -174,11 +186,13 @@ class _Search:
         return 0 if self.floor == self.proven else int(self.found_bytes * _TOLERANCE)
 
     def ask(self, budget: int, first: type[FirstPlan] = FirstPlan) -> int | None:
-        """Ask for a plan at `budget`; without one, return the smallest peak that the planner came to, if it says.
+        """Ask for a plan at `budget`.
+
+        Without a plan, return the smallest peak that the planner reached, if it reports one.
 
         Args:
             budget: in bytes.
-            first: what the planner may end at.
+            first: class of the observer that stops the planner.
         """
         self.observe.phase(f"trying {format_bytes(budget)}")
         observe = first(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
@@ -187,13 +201,13 @@ class _Search:
         if taken.trace is not None:
             self.found, self.ended_early = taken, observe.has_enough
         if solution.interrupted:
-            # The planner was stopped with a plan in hand; the user meant the whole search.
+            # The planner was stopped with a plan; the user meant the whole search.
             raise KeyboardInterrupt
         if taken.trace is not None:
             return taken.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
         self.refusal = taken
-        # Of a budget that the closest schedule of another refusal fits, the planner can speak for its own plans only.
+        # The closest schedule of another refusal fits this budget, so the planner's proof covers only its own plans.
         if self.refusal.status is Status.INFEASIBLE and (self.found is None or budget < self.found_bytes):
             self.proven, self.scope, self.has_proven = budget + 1, self.refusal.scope, True
         closest = None if solution.closest is None else solution.closest.peak_bytes
@@ -202,7 +216,7 @@ class _Search:
         return closest
 
     def take_closest(self, refusal: Solution) -> None:
-        """Keep the closest schedule of a refusal where it is a plan for a smaller budget than the one found so far."""
+        """Keep a refusal's closest schedule if it lowers the found budget."""
         schedule, trace = refusal.result.closest, refusal.closest
         if schedule is None or trace is None or trace.peak_bytes < self.floor:
             return
@@ -213,7 +227,10 @@ class _Search:
             self.ended_early = True
 
     def comes_no_closer(self, closest: int | None) -> bool:
-        """Tell whether the last refusal proves nothing, and its smallest peak is no smaller than what was found."""
+        """Tell whether the last refusal has no proof and no smaller peak.
+
+        Its smallest peak is compared with the found budget.
+        """
         if self.found is None or closest is None or self.refusal.status is not Status.UNKNOWN:
             return False
         return closest >= self.found_bytes

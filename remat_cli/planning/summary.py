@@ -1,4 +1,7 @@
-"""A verified result as JSON values: the same figures as the reports, bytes and times as integers."""
+"""A verified result as JSON values.
+
+The figures are those of the reports, with bytes and times as integers.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def solution_summary(solution: Solution) -> Summary:
 
 
 def arena_summary(solution: Solution) -> Summary | None:
-    """Return where the plan lies and what fragmentation cost; None without addresses."""
+    """Return the arena and the cost of fragmentation; None without addresses."""
     if solution.arena is None:
         return None
     return {
@@ -64,7 +67,10 @@ def arena_summary(solution: Solution) -> Summary | None:
 
 
 def trace_summary(trace: Trace | None) -> Summary:
-    """Return what a schedule costs, as measured; without a plan, the same keys with null."""
+    """Return the measured costs of a schedule.
+
+    Without a plan, the same keys have null.
+    """
     if trace is None:
         return dict.fromkeys(("peak_bytes", "time", "idle_time", "recomputations", "recomputed_ops", "link"))
     return {
@@ -78,7 +84,10 @@ def trace_summary(trace: Trace | None) -> Summary:
 
 
 def _link(trace: Trace) -> Summary | None:
-    """Return the transfers: bytes each way, and the tensors, largest first; None without transfers."""
+    """Return the transfers of a schedule; None without transfers.
+
+    They are bytes in each direction, and the tensors, largest first.
+    """
     if not trace.transfers or trace.link is None:
         return None
     ways = {
@@ -96,7 +105,7 @@ def _link(trace: Trace) -> Summary | None:
 
 
 def graph_summary(prepared: Prepared) -> Summary:
-    """Return what identifies a graph: name, kind, mode, size, hash, and what its times are."""
+    """Return the identity of a graph: name, kind, mode, size, hash, times."""
     graph = prepared.graph
     return {
         "name": graph.name,
@@ -111,5 +120,8 @@ def graph_summary(prepared: Prepared) -> Summary:
 
 
 def working_set_summary(working_set: WorkingSet) -> Summary:
-    """Return the memory below which no plan can go, and the op and tensors that need it."""
+    """Return the largest working set: bytes, op and tensors.
+
+    No plan needs less memory.
+    """
     return {"bytes": working_set.bytes, "op": working_set.op, "tensors": list(working_set.tensors)}

@@ -1,1 +1,1 @@
-"""Reports: what is shown on a terminal, summed up as JSON, and written to files."""
+"""Reports for the terminal, as JSON and as files."""

@@ -1,4 +1,4 @@
-"""The tensors at the peak of the plain run, and what the plan does about each."""
+"""The tensors at the plain run's peak, and their fate in a plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from remat_cli.reports.timeline import Lifetime, Run
 
 
 class Fate(StrEnum):
-    """What a plan does about a tensor that is in memory at the plain run's peak."""
+    """The fate in a plan of a tensor at the plain run's peak."""
 
     KEPT = "kept"
     FREED_EARLIER = "freed earlier"
-    MADE_LATER = "made later"
+    PRODUCED_LATER = "made later"
     RECOMPUTED = "recomputed"
     OFFLOADED = "offloaded"
 
@@ -25,12 +25,12 @@ class PeakTensor:
     """A tensor at the plain run's peak.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         bytes: its size.
-        producer: the op that makes it.
-        fate: what the plan does about it.
-        recomputations: how often the plan brings it back by running its producer again.
-        dropped_at: the step that takes it out of memory for the first time; None where it never comes back.
+        producer: the op that produces it.
+        fate: its fate in the plan.
+        recomputations: number of times that the plan recomputes it.
+        dropped_at: the step that first removes it from memory; None if it never comes back.
     """
 
     name: str
@@ -48,9 +48,9 @@ class PeakTensor:
 
 
 def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
-    """Return what is in memory at the peak of `plain`; graph inputs and views left out.
+    """Return the tensors in memory at the peak of `plain`.
 
-    The largest come first and, of equal ones, those that the plan does something about.
+    Graph inputs and views are left out. The largest come first and, of equal ones, those that the plan changes.
 
     Args:
         plain: the plain run.
@@ -86,10 +86,10 @@ def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
     (stay,) = stays
     if any(stay.start <= step < stay.end for step in peak_steps):
         return Fate.KEPT
-    return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.MADE_LATER
+    return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.PRODUCED_LATER
 
 
 def count_fates(tensors: Sequence[PeakTensor]) -> str:
-    """Return "3 kept, 1 recomputed": how often each fate occurs, in a fixed order."""
+    """Count the fates in a fixed order: "3 kept, 1 recomputed"."""
     counts = Counter(tensor.fate for tensor in tensors)
     return ", ".join(f"{counts[fate]:,} {fate}" for fate in Fate if counts[fate])

@@ -1,4 +1,7 @@
-"""The meaning of a result in words: verdicts, proofs, reasons and remedies, without any layout."""
+"""The wording of results: verdicts, proofs, reasons and remedies.
+
+It has no layout.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.settings import Setting, on_command_line, option_of
 from remat_cli.units import format_bytes, format_share, format_time, meant_as_share
 
-# To be read after "plans" or "no plan", and what is said of their order.
+# To be read after "plans" or "no plan", and the words on their order.
 WITHOUT_TRANSFERS = " without transfers"
 _WITH_OR_WITHOUT = ", with or without transfers"
-# What a proof rests on, to be read after its name.
+# The evidence for a proof, to be read after its name.
 BASES = {
     Basis.COUNTED: "in whole numbers, by remat itself",
     Basis.TWO_SOLVERS: "that share no code agree",
@@ -31,25 +34,28 @@ _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
 _LITTLE_ROOM = 1.05
-# Nobody asks where less than this went: a plan may take its time, a look at a graph should not.
+# Shorter calls do not report their time: a plan may take a while, a look at a graph should not.
 _LONG_SECONDS = 10
 LONG_LOOK_SECONDS = 2
 
 
 def which_plans(solution: Solution) -> str:
-    """Return the plans of the widest proof, to be read after "plans"."""
+    """Return the plans that the widest proof covers, to follow "plans"."""
     if solution.leaves_out_transfers:
         return solution.scope.which_plans + WITHOUT_TRANSFERS
     return _which_plans(solution, solution.scope)
 
 
 def also_proven(solution: Solution, bound: Bound) -> str:
-    """Return what a further bound says."""
+    """State a further bound."""
     return f"no plan {_which_plans(solution, bound.scope)} has less overhead"
 
 
 def _which_plans(solution: Solution, scope: Scope) -> str:
-    """Return the plans of a scope; whether they move tensors to the host, where some of them may."""
+    """Return the plans of a scope, with a word on transfers if needed.
+
+    It is needed if some of the plans may move tensors to the host.
+    """
     moves = solution.trace is not None and bool(solution.trace.transfers)
     if scope is Scope.PLANNER or not (moves or solution.problem.offload):
         return scope.which_plans
@@ -57,7 +63,7 @@ def _which_plans(solution: Solution, scope: Scope) -> str:
 
 
 def status_in_words(solution: Solution) -> str:
-    """Return what the status says and what it does not."""
+    """Explain the status: its meaning and its limits."""
     match solution.status:
         case Status.OPTIMAL if solution.overhead == 0:
             return "every op runs once: nothing can be faster"
@@ -74,7 +80,7 @@ def status_in_words(solution: Solution) -> str:
 
 
 def verdict(solution: Solution, *, estimated: bool = False) -> str:
-    """Return the result in one sentence; `estimated` sizes are named in it."""
+    """State the result in one sentence, with a mark if sizes are estimates."""
     budget = format_bytes(solution.problem.budget.device_bytes)
     if solution.trace is None or solution.overhead is None:
         if solution.status is Status.INFEASIBLE:
@@ -88,7 +94,7 @@ def verdict(solution: Solution, *, estimated: bool = False) -> str:
 
 
 def reasons(solution: Solution) -> list[str]:
-    """Return why there is no plan; empty where there is one."""
+    """Return the reasons why there is no plan; empty with a plan."""
     if solution.trace is not None:
         return []
     graph, budget = solution.problem.graph, solution.problem.budget.device_bytes
@@ -103,12 +109,15 @@ def reasons(solution: Solution) -> list[str]:
 
 
 def resident_in_words(graph: Graph) -> str:
-    """Return what resident bytes are in a graph of this kind."""
+    """Return the meaning of resident bytes in a graph of this kind."""
     return "weights" if graph.kind is Kind.INFERENCE else "parameters, gradients, optimizer state"
 
 
 def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, graph: Graph) -> str:
-    """Return a budget as a share of the plain peak and, where they are its smaller part, of the activations."""
+    """Write a budget as a share of the plain peak.
+
+    If activations are the smaller part of that peak, add their share.
+    """
     share = f"{format_share(budget_bytes / max(1, plain_peak_bytes))} of the plain peak"
     activations = activations_of(graph)
     if not _says_more(activations) or budget_bytes < activations.beside_bytes:
@@ -117,25 +126,28 @@ def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, graph: Graph) 
 
 
 def _says_more(activations: Activations) -> bool:
-    """Tell whether shares of activations say more than those of a peak: where these are the smaller part."""
+    """Tell whether shares of activations say more than shares of the peak.
+
+    They do if activations are the smaller part.
+    """
     return 0 < activations.bytes < activations.beside_bytes
 
 
 def smallest_budget(search: SmallestBudget) -> str:
-    """Return what a search for the smallest budget has shown, in one sentence."""
+    """State the result of a search for the smallest budget in one sentence."""
     within = "" if search.max_overhead is None else f" at no more than {format_share(search.max_overhead)} overhead"
     if search.found_bytes is None:
         return f"No budget was found for which there is a plan{within}."
-    found = format_bytes(search.found_bytes)
+    smallest = format_bytes(search.found_bytes)
     if search.solution.interrupted:
-        return f"Interrupted: the smallest budget found until then{within} is {found}."
+        return f"Interrupted: the smallest budget found until then{within} is {smallest}."
     if search.found_bytes == search.proven_bytes:
-        return f"The smallest budget{within} is {found}, proven to the byte."
-    return f"The smallest budget found{within} is {found}."
+        return f"The smallest budget{within} is {smallest}, proven to the byte."
+    return f"The smallest budget found{within} is {smallest}."
 
 
 def verdict_on_schedule(peak_bytes: int, budget_bytes: int | None) -> str:
-    """Return the verdict on a replayed schedule, in one sentence."""
+    """State the verdict on a replayed schedule in one sentence."""
     if budget_bytes is None:
         return "The schedule holds: every step can be carried out."
     if peak_bytes <= budget_bytes:
@@ -144,7 +156,7 @@ def verdict_on_schedule(peak_bytes: int, budget_bytes: int | None) -> str:
 
 
 def working_set_in_words(graph: Graph, working_set: WorkingSet) -> str:
-    """Return which op needs the largest working set, and for what."""
+    """Name the op and the tensors of the largest working set."""
     shown = ", ".join(
         f"{shorten(name, _LONGEST_NAME)} {format_bytes(graph.tensors[name].bytes)}"
         for name in working_set.tensors[:_LARGEST_SHOWN]
@@ -152,24 +164,26 @@ def working_set_in_words(graph: Graph, working_set: WorkingSet) -> str:
     )
     more = len(working_set.tensors) - _LARGEST_SHOWN
     tensors = f" ({shown}{f' and {more} more' if more > 0 else ''})" if shown else ""
-    beside = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
+    fixed = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
     if working_set.op is None:
-        return f"At the end all outputs are there together{tensors}{beside}: {format_bytes(working_set.bytes)}."
+        return f"At the end all outputs are there together{tensors}{fixed}: {format_bytes(working_set.bytes)}."
     op = shorten(working_set.op, _LONGEST_NAME)
-    return f"Op {op} alone needs {format_bytes(working_set.bytes)}: all it reads and writes{tensors}{beside}."
+    return f"Op {op} alone needs {format_bytes(working_set.bytes)}: all it reads and writes{tensors}{fixed}."
 
 
 def remedies(solution: Solution, optimizer: str | None) -> list[str]:
-    """Return what could be done where there is no plan; empty where there is one.
+    """Return remedies if there is no plan; empty with a plan.
 
     Args:
         solution: the result.
-        optimizer: the one whose state is among the resident bytes; None where that is not known.
+        optimizer: the optimizer whose state is resident; None if unknown.
     """
     if solution.trace is not None:
         return []
-    beside = solution.beside_bytes
-    meant = meant_as_share(solution.problem.budget.device_bytes - beside, solution.baseline.peak_bytes - beside)
+    outside_bytes = solution.beside_bytes
+    meant = meant_as_share(
+        solution.problem.budget.device_bytes - outside_bytes, solution.baseline.peak_bytes - outside_bytes
+    )
     advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         dims = option_of("dims")
@@ -210,14 +224,14 @@ def _budget_that_fits(solution: Solution) -> str:
 def next_steps(
     solution: Solution, graph_file: Path, schedule_file: Path | None, *, fused: bool = False, slow: str = ""
 ) -> list[str]:
-    """Return what to do with a plan; empty where there is none.
+    """Return the uses of a plan; empty without a plan.
 
     Args:
         solution: the result.
-        graph_file: what was planned.
-        schedule_file: where the plan was written; None where it was not, or not to a file.
-        fused: the plan is for inductor's kernels.
-        slow: why the planner that found the plan ran slower than it can, and what to do; empty where it did not.
+        graph_file: file of the planned graph.
+        schedule_file: file of the plan; None if it was not written to a file.
+        fused: whether the plan is for inductor's kernels.
+        slow: reason and remedy if the plan's planner ran slower than it can; otherwise empty.
     """
     faster = [slow] if slow and solution.status is not Status.OPTIMAL else []
     return [*_uses(solution, graph_file, schedule_file, fused=fused), *faster]
@@ -255,7 +269,10 @@ def _uses(solution: Solution, graph_file: Path, schedule_file: Path | None, *, f
 
 
 def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
-    """Return how much room there is between the plain run's peak and the memory below which no plan can go."""
+    """State how far the plain peak is above the largest working set.
+
+    No plan can go below that working set.
+    """
     saving = plain_peak_bytes - working_set.bytes
     if saving == 0:
         return "There is no room for a plan: the plain run needs no more than that."
@@ -267,7 +284,10 @@ def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
 
 
 def time_spent(seconds: Mapping[str, float], long_seconds: float = _LONG_SECONDS) -> str:
-    """Return what each stage of a long call took, in a sentence; empty for a shorter one than `long_seconds`."""
+    """State the time of each stage of a long call.
+
+    The text is empty for a call shorter than `long_seconds`.
+    """
     whole = sum(seconds.values())
     if whole < long_seconds:
         return ""

@@ -1,4 +1,7 @@
-"""Overhead against budget as a picture, PNG or SVG, by matplotlib: the extra `plot`."""
+"""Overhead against budget as a PNG or SVG picture.
+
+This needs matplotlib, from the extra `plot`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from remat_cli.studies.sweep import Curve, Point, Sweep
 from remat_cli.units import format_bytes, format_share
 
 FORMATS = (".png", ".svg")
-# The colours of Okabe and Ito, which the colour-blind can tell apart; marks and dashes do so in print.
+# The colours of Okabe and Ito, which colour-blind people can distinguish; marks and dashes serve in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
 _MARKS = ("o", "^", "s", "D", "v", "P", "X", "*")
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":")
@@ -32,17 +35,17 @@ _STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#E5E5E5",
     "axes.axisbelow": True,
-    # Text that stays text can be searched and copied; identifiers are the same each time.
+    # Text that stays text can be searched and copied; fixed salt gives the same identifiers each time.
     "svg.fonttype": "none",
     "svg.hashsalt": "remat",
 }
 
 
 def check_can_plot(path: Path) -> None:
-    """Check, before any work is done, that `sweep_plot` can write this file.
+    """Check in advance that `sweep_plot` can write this file.
 
     Raises:
-        UsageError: matplotlib is missing, or the name does not say a format that can be written.
+        UsageError: matplotlib is missing, or the name has no supported ending.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
@@ -53,17 +56,17 @@ def check_can_plot(path: Path) -> None:
 
 
 def sweep_plot(sweep: Sweep, graph: Graph, suffix: str) -> bytes:
-    """Return a picture of a sweep.
+    """Draw a sweep.
 
     Args:
-        sweep: what is drawn.
-        graph: of the sweep.
+        sweep: the sweep to draw.
+        graph: graph of the sweep.
         suffix: one of FORMATS.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # What the user's matplotlibrc says is left aside: with TeX in it, a name could be a command.
+    # The user's matplotlibrc is ignored: with TeX enabled, a name could be a command.
     style: dict[Any, Any] = {**mpl.rcParamsDefault, **_STYLE}
     with mpl.rc_context(style), warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes.
@@ -96,7 +99,7 @@ def sweep_plot(sweep: Sweep, graph: Graph, suffix: str) -> bytes:
 
 
 def _unit(size: int) -> tuple[str, int]:
-    """Return the unit in which sizes up to `size` read best, and its bytes."""
+    """Return the best unit for sizes up to `size`, and its bytes."""
     unit = format_bytes(size).split()[-1]
     return unit, {"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}[unit]
 
@@ -108,7 +111,7 @@ def _has_overhead(sweep: Sweep) -> bool:
 def _draw_curve(axes: Any, curve: Curve, number: int, factor: int) -> None:
     points = [(point, *_place(point, factor)) for point in curve.points if point.trace is not None]
     colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
-    # A plan fits every larger budget: between two points, the left one's holds.
+    # A plan fits every larger budget: between two points, the plan of the left one holds.
     axes.plot(
         [x for _, x, _ in points],
         [y for _, _, y in points],
@@ -128,7 +131,7 @@ def _draw_curve(axes: Any, curve: Curve, number: int, factor: int) -> None:
             mark,
             color=colour,
             markerfacecolor="white" if carried else colour,
-            # The later, the smaller: where marks lie on each other, all can be seen.
+            # Later marks are smaller: where marks overlap, all stay visible.
             markersize=max(4, 8 - number),
             clip_on=False,
             zorder=3,
@@ -147,7 +150,10 @@ def _place(point: Point, factor: int) -> tuple[float, float]:
 
 
 def _draw_limits(axes: Any, sweep: Sweep, graph: Graph, factor: int) -> None:
-    """Draw lines at what no plan can go below and at the plain run's peak, where they are among the budgets."""
+    """Draw lines at the largest working set and at the plain peak.
+
+    Lines outside of the budgets are left out.
+    """
     budgets = [point.budget_bytes for point in sweep.points]
     for size, text, side in (
         (largest_working_set(graph).bytes, "less never fits", 1),
@@ -170,7 +176,7 @@ def _draw_limits(axes: Any, sweep: Sweep, graph: Graph, factor: int) -> None:
 
 
 def _add_shares(axes: Any, sweep: Sweep, factor: int) -> None:
-    """Add the budget as a share of the plain run's peak, above."""
+    """Add an upper axis of budgets as shares of the plain peak."""
     plain_peak = max(1, sweep.baseline.peak_bytes) / factor
     above = axes.secondary_xaxis(
         "top", functions=(lambda size: 100 * size / plain_peak, lambda share: share * plain_peak / 100)

@@ -1,4 +1,7 @@
-"""Text from files made safe to show: nothing in a name reaches the terminal as a command or breaks the layout."""
+"""Text from files, made safe for terminals.
+
+No name reaches the terminal as a command or breaks the layout.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from rich.text import Text
 
 _UNSHOWABLE = "\N{REPLACEMENT CHARACTER}"
 _ELLIPSIS = "…"
-# Longer than any line: of a longer text only the two ends are read.
+# Longer than any line: of a longer text only the two ends are shown.
 _LONGEST_SHOWN = 1000
 _NARROWEST_NAME = 8
 
-# An ASCII character of the same width for each that the reports use, so that the layout stays.
+# An ASCII character of the same width for each character in reports, to keep the layout.
 _IN_ASCII = str.maketrans(
     {
         **dict.fromkeys("█▇▆▅▄", "#"),
@@ -30,7 +33,7 @@ _IN_ASCII = str.maketrans(
         "│": "|",
         "·": ".",
         "×": "x",
-        # The marks of a chart of several curves.
+        # the marks of a chart of several curves
         **dict(zip("●▲■◆○△□◇", "o^#*0A%+", strict=True)),
         "╎": ":",
         "µ": "u",
@@ -40,10 +43,10 @@ _IN_ASCII = str.maketrans(
 
 
 def clean(text: str) -> str:
-    """Return `text` without what a terminal would act on, in one line, its middle left out where it is very long.
+    """Return `text` on one line, without characters that terminals act on.
 
-    Control and formatting characters (which include those that reverse the direction of writing) and lone surrogates
-    are replaced.
+    The middle of a very long text is left out. Control and formatting characters (which include those that reverse the
+    direction of writing) and lone surrogates are replaced.
     """
     if len(text) > _LONGEST_SHOWN:
         half = _LONGEST_SHOWN // 2
@@ -59,7 +62,10 @@ def _is_unshowable(character: str) -> bool:
 
 
 def shorten(text: str, width: int) -> str:
-    """Return `text`, cleaned, in at most `width` terminal cells: the middle goes, where two names are often alike."""
+    """Return `text`, cleaned, in at most `width` terminal cells.
+
+    The middle is left out, where two names are often alike.
+    """
     text = clean(text)
     if cell_len(text) <= width:
         return text
@@ -70,7 +76,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_path(text: str, width: int) -> str:
-    """Return `text`, cleaned, in at most `width` terminal cells: the start goes, which paths of one model share."""
+    """Return a path, cleaned, in at most `width` terminal cells.
+
+    The start is left out, which paths of one model share.
+    """
     text = clean(text)
     if cell_len(text) <= width:
         return text
@@ -78,7 +87,7 @@ def shorten_path(text: str, width: int) -> str:
 
 
 def _fitting(text: str, width: int) -> str:
-    """Return as much of the start of `text` as fits `width` cells."""
+    """Return the longest start of `text` that fits `width` cells."""
     used = 0
     for index, character in enumerate(text):
         used += cell_len(character)
@@ -89,7 +98,7 @@ def _fitting(text: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A name out of a file, on one line, as long as its place allows."""
+    """A name from a file, on one line, as long as its place allows."""
 
     text: str
 
@@ -103,14 +112,17 @@ class Name:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text to be copied, under a title: neither indented, nor cut at the width of the terminal."""
+    """Text to copy, under a title: neither indented nor cut."""
 
     title: str
     text: str
 
 
 class Report:
-    """Parts below each other, a blank line between; in ASCII where the output's encoding may not hold more."""
+    """Parts below each other with blank lines in between.
+
+    The text is ASCII if the output's encoding may not hold more.
+    """
 
     def __init__(self, *parts: RenderableType | Verbatim) -> None:
         self._parts = parts
@@ -136,7 +148,10 @@ class Report:
 
 
 def _without_trailing_space(line: list[Segment]) -> list[Segment]:
-    """Return a line as an editor would keep it; tables fill theirs up to the last column."""
+    """Return a line without trailing spaces.
+
+    Tables pad their lines to the last column.
+    """
     line = list(line)
     while line and not line[-1].text.strip(" "):
         line.pop()

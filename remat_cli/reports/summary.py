@@ -1,4 +1,7 @@
-"""Machine-readable summaries for `--json` beside those of plans, which `planning/summary.py` makes."""
+"""Summaries for `--json`, except those of plans.
+
+`planning/summary.py` makes the latter.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def inspect_summary(prepared: Prepared) -> Summary:
 
 
 def budget_summary(planning: Planning) -> Summary:
-    """Return the summary of `remat budget`; `found_bytes` is null where no budget gave a plan."""
+    """Return the summary of `remat budget`.
+
+    `found_bytes` is null if no budget gave a plan.
+    """
     search = planning.search
     assert search is not None, "planned at a budget that was named"
     return {
@@ -83,10 +89,10 @@ def verify_summary(
 
     Args:
         prepared: the graph that the schedule is for.
-        trace: what the simulator measured.
-        budget_bytes: what the schedule should keep to; None where that is not known.
+        trace: the simulator's measurement.
+        budget_bytes: budget of the schedule; None if unknown.
         taken: options that the schedule gave.
-        file: what the schedule's file says of itself; its bound is passed on unchecked.
+        file: content of the schedule file; its bound is passed on unchecked.
     """
     baseline = baseline_of(prepared.graph)
     return {
@@ -102,14 +108,17 @@ def verify_summary(
 
 
 def _claimed_bound(file: ScheduleFile) -> Summary | None:
-    """Return the bound that a schedule file claims, which no replay can check; None where it claims none."""
+    """Return the bound that a schedule file claims, or None.
+
+    No replay can check this bound.
+    """
     if file.bound_overhead is None:
         return None
     return {"overhead": file.bound_overhead, "scope": file.bound_scope, "basis": file.bound_basis}
 
 
 def planners_summary(names: Sequence[str] = ()) -> Summary:
-    """Return the summary of `remat planners`: of these, or of all."""
+    """Return the summary of `remat planners`, for these names or all."""
     return {
         "planners": [
             {**asdict(card), "options": [asdict(option) for option in card.options]}

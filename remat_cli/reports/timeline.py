@@ -1,4 +1,4 @@
-"""A verified schedule laid out step by step and in time, for charts and tables."""
+"""A verified schedule by step and in time, for charts and tables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Lifetime:
     """One stay of a tensor in device memory.
 
     Attributes:
-        start: index of the step that brought it there.
-        end: index of the step that took it away; the number of steps where it stayed to the end.
-        fetched: brought back from the host instead of computed.
+        start: index of the step that brings it into memory.
+        end: index of the step that removes it; the number of steps if it stays to the end.
+        fetched: whether it came back from the host instead of being computed.
     """
 
     start: int
@@ -34,12 +34,12 @@ class Lifetime:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A schedule that the simulator has passed, and what it measured.
+    """A verified schedule with its measurement.
 
     Attributes:
-        graph: what was run.
-        schedule: how.
-        trace: what the simulator measured.
+        graph: the graph.
+        schedule: the schedule.
+        trace: the simulator's measurement.
     """
 
     graph: Graph
@@ -48,12 +48,15 @@ class Run:
 
     @classmethod
     def plain(cls, graph: Graph) -> Run:
-        """Return the plain run of `graph`, which every other run is compared with."""
+        """Return the plain run of `graph`, the reference for other runs."""
         return cls(graph, plain_run(graph), baseline_of(graph))
 
     @cached_property
     def durations(self) -> NDArray[np.int64]:
-        """[steps + 1] time of the compute stream in each step, 0 for the start; 1 for each step if `counts_steps`."""
+        """[steps + 1] time of the compute stream in each step, 0 for the start.
+
+        If `counts_steps`, each step takes 1.
+        """
         import numpy as np
 
         if self.counts_steps:
@@ -63,7 +66,7 @@ class Run:
 
     @cached_property
     def counts_steps(self) -> bool:
-        """Whether nothing takes any time, so that there are only steps to count."""
+        """Whether no step takes any time, so that steps are counted instead."""
         return self.trace.time == 0
 
     @property
@@ -73,12 +76,12 @@ class Run:
 
     @cached_property
     def computes(self) -> tuple[tuple[int, str], ...]:
-        """The steps that run an op, in place or not: index and op."""
+        """Index and op of the steps that run an op, in place or not."""
         return tuple((i, step.op) for i, step in enumerate(self.schedule.steps) if isinstance(step, (Compute, Inplace)))
 
     @cached_property
     def recomputing(self) -> tuple[int, ...]:
-        """Indices of the steps that run an op again."""
+        """Indices of the steps that rerun an op."""
         seen: set[str] = set()
         again = []
         for index, op in self.computes:
@@ -95,13 +98,13 @@ class Run:
 
     @cached_property
     def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:
-        """The stays of each tensor in memory, graph inputs left out: those never leave."""
+        """The stays of each tensor in memory, without graph inputs."""
         return self.stays_of(self.graph.tensors)
 
     def stays_of(self, names: Collection[str]) -> dict[str, tuple[Lifetime, ...]]:
         """Return the stays of these tensors in memory; graph inputs have none."""
         steps = self.schedule.steps
-        # Of most steps it is known at once that they concern none of few tensors.
+        # Most steps do not concern any of a few tensors, which this shows at once.
         makers = {self.graph.producer[name].name for name in names if name in self.graph.producer}
         makers.update(op.name for op in self.graph.ops if op.inplace in names)
         stays: dict[str, list[Lifetime]] = {}
@@ -127,9 +130,12 @@ class Run:
 
     @cached_property
     def peak_op(self) -> str | None:
-        """The op that runs at the peak; None where the peak is at the start."""
+        """The op that runs at the peak; None for a peak at the start."""
         return next((op for index, op in reversed(self.computes) if index <= self.trace.peak_step), None)
 
     def live_at(self, index: int) -> tuple[str, ...]:
-        """Return the tensors that are in memory while step `index` runs; graph inputs left out."""
+        """Return the tensors in memory during step `index`.
+
+        Graph inputs are left out.
+        """
         return live_at(self.graph, self.schedule, index)

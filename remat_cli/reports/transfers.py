@@ -1,4 +1,4 @@
-"""A run's transfers to and from the host: how busy the link is over time, and when tensors are only on the host."""
+"""A run's transfers: the link's use over time, and tensors on the host."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINK = "link"
-WAYS = {Direction.TO_HOST: "to host", Direction.TO_DEVICE: "back"}
+DIRECTION_LABELS = {Direction.TO_HOST: "to host", Direction.TO_DEVICE: "back"}
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A tensor that goes to the host.
+    """A tensor that moves to the host.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         bytes: its size.
-        copies: how often it is copied, either way.
-        away: spans of steps in which only the host has it, from its free to the start of its copy back.
+        copies: number of copies in both directions.
+        away: spans of steps in which it is only on the host, from its free to the start of its copy back.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Moved:
 
 
 def moved_tensors(run: Run) -> list[Moved]:
-    """Return what a run copies to the host or back, the largest first."""
+    """Return the tensors that a run copies, largest first."""
     copies: dict[str, int] = {}
     for transfer in run.trace.transfers:
         copies[transfer.tensor] = copies.get(transfer.tensor, 0) + 1
@@ -53,22 +53,28 @@ def _away(stays: Sequence[Lifetime]) -> tuple[Lifetime, ...]:
 
 
 def queues(run: Run) -> Mapping[str, Sequence[Transfer]]:
-    """Return the transfers of each queue of the link, by what it is called; empty where nothing is moved."""
+    """Return the transfers of each queue of the link, by the queue's name.
+
+    The mapping is empty without transfers.
+    """
     transfers, link = run.trace.transfers, run.trace.link
     if not transfers or link is None:
         return {}
     if link.duplex is Duplex.HALF:
         return {LINK: transfers}
-    return {way: [each for each in transfers if each.direction is direction] for direction, way in WAYS.items()}
+    return {
+        label: [each for each in transfers if each.direction is direction]
+        for direction, label in DIRECTION_LABELS.items()
+    }
 
 
 def busy_shares(transfers: Sequence[Transfer], total: int, slots: int) -> NDArray[np.float64]:
-    """Return [slots] which share of each slot a queue of the link is busy.
+    """Return [slots] the share of each slot in which a queue is busy.
 
     Args:
-        transfers: of one queue, which follow each other.
-        total: the time that all slots stand for together.
-        slots: how many there are.
+        transfers: transfers of one queue, which follow each other.
+        total: total time of all slots.
+        slots: number of slots.
     """
     import numpy as np
 
@@ -76,6 +82,6 @@ def busy_shares(transfers: Sequence[Transfer], total: int, slots: int) -> NDArra
     times = np.array([time for each in transfers for time in (each.start, each.end)], dtype=np.float64)
     if not times.size:
         return np.zeros(slots)
-    # How long the queue has been busy at each of these times: it grows during a transfer, and stands still between two.
+    # Busy time of the queue up to each of these times: it grows during a transfer, and not between two.
     busy = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(times.size) % 2))
     return np.diff(np.interp(edges, times, busy)) * slots / max(total, 1)

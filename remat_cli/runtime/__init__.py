@@ -1,1 +1,1 @@
-"""What runs a plan, and measures it: one folder a runtime."""
+"""Runtimes that execute and measure plans: one folder for each."""

@@ -1,4 +1,4 @@
-"""Plans executed by the runtime of their model: onnxruntime or torch."""
+"""Execution of plans in their model's runtime: onnxruntime or torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> None:
-    """Check that a plan could be run here.
+    """Check that a plan can be executed on this machine.
 
     Args:
-        path: the model or step.
-        options: how it is read, the mode included.
-        schedule: what should be run.
+        path: file or function of the model or step.
+        options: options of reading the graph, with the mode.
+        schedule: the schedule to execute.
 
     Raises:
-        UsageError: it could not; says why, and what to do.
+        UsageError: the plan cannot be executed; the message has the reason and a remedy.
     """
     if options.fused and schedule.has_transfers:
         raise UsageError(
@@ -63,7 +63,10 @@ def execute_as_it_is(
     time_limit: float = 600,
     observe: Observer | None = None,
 ) -> InBothSessions | StepExecution:
-    """Run a model as it is, in onnxruntime's two sessions, or a step by its plain schedule; as `execute_plan`."""
+    """Run a model or step without a plan.
+
+    A model runs in onnxruntime's two sessions, a step by its plain schedule. Arguments are as for `execute_plan`.
+    """
     schedule = plain_run(prepared.graph)
     options = replace(prepared.options, mode=prepared.mode)
     check_can_execute(path, options, schedule)
@@ -102,23 +105,23 @@ def execute_plan(
     beside_usual: bool = False,
     observe: Observer | None = None,
 ) -> ModelExecution | StepExecution:
-    """Run a model or step as it is and as planned, and hold the two against each other.
+    """Run a model or step unchanged and as planned, and compare both.
 
     Args:
-        path: the model or step.
-        options: how it was read to be planned.
-        graph: what was planned.
-        schedule: verified on it.
-        link: to the host; needed by schedules with transfers only.
-        budget_bytes: that the plan of a step is to keep within; None: any peak will do.
-        fed: values of inputs of an ONNX model that are not drawn, by name: numbers, arrays, or files that hold one.
-        seed: of what is drawn: inputs, weights, and what the step itself draws.
-        time_limit: seconds that each run of an ONNX model may take.
-        beside_usual: run an ONNX model with onnxruntime's own options, too, and time it. A step is run as it is anyway.
-        observe: is told what runs.
+        path: file or function of the model or step.
+        options: options of reading the planned graph.
+        graph: the planned graph.
+        schedule: a verified schedule of the graph.
+        link: link to the host; required only for schedules with transfers.
+        budget_bytes: budget for the plan of a step; None accepts any peak.
+        fed: given values of an ONNX model's inputs, by name: numbers, arrays, or files of arrays.
+        seed: seed of random inputs and weights, and of the step's own random numbers.
+        time_limit: time limit of each run of an ONNX model, in seconds.
+        beside_usual: run and time an ONNX model with onnxruntime's own options, too. A step is always run unchanged.
+        observe: is told the progress.
 
     Raises:
-        RematError: it cannot be run.
+        RematError: the model or step cannot be run.
     """
     if names_function(path):
         from remat_cli.pytorch.run.execution import execute_step

@@ -1,1 +1,1 @@
-"""Questions that take many plans to answer: the smallest budget, overhead against budget, the largest batch."""
+"""Studies of many plans: smallest budget, overhead curves, largest batch."""

@@ -1,4 +1,7 @@
-"""The difference between two versions of a graph: what fills their plain peaks, and which ops came and went."""
+"""The difference between two versions of a graph.
+
+It has the parts of both plain peaks, and the added and removed ops.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ RESIDENT, INPUTS, WORKSPACE = "resident bytes", "graph inputs", "workspace"
 
 @dataclass(frozen=True)
 class PeakContents:
-    """What is in memory at the peak of a graph's plain run; everything adds up to the peak.
+    """The tensors and other bytes at a plain run's peak.
+
+    Together they add up to the peak.
 
     Attributes:
-        tensors: bytes of each that an op made; views left out.
-        others: bytes that are always in memory, and the workspace of the op at the peak, less what that op takes over
-            from an input.
+        tensors: bytes of each op output in memory, without views.
+        others: bytes that are always in memory, and the workspace of the op at the peak, less bytes that this op reuses
+            of an input.
     """
 
     tensors: Mapping[str, int]
@@ -39,13 +44,15 @@ class PeakContents:
 
 @dataclass(frozen=True)
 class PeakChange:
-    """A tensor, or another part of the peak, whose bytes differ between the old peak and the new one.
+    """A part of the peak whose bytes differ between both versions.
+
+    Parts are tensors, resident bytes, graph inputs and workspace.
 
     Attributes:
-        name: in the new graph if that has it, else in the old one.
-        old_bytes: at the old peak; 0 where it was not in memory then.
-        new_bytes: at the new peak; 0 where it is not.
-        reason: why, in two or three words.
+        name: name in the new graph, or in the old graph if the new one lacks the part.
+        old_bytes: bytes at the old peak; 0 for a part that is not in memory there.
+        new_bytes: bytes at the new peak; 0 for a part that is not in memory there.
+        reason: reason of the change, in two or three words.
     """
 
     name: str
@@ -55,7 +62,7 @@ class PeakChange:
 
     @property
     def bytes(self) -> int:
-        """The part of the growth of the peak that comes from it."""
+        """Growth of the peak through this part."""
         return self.new_bytes - self.old_bytes
 
 
@@ -64,8 +71,8 @@ class Difference:
     """Two versions of a graph, their ops matched by name and by shape.
 
     Attributes:
-        old: one version.
-        new: the other one.
+        old: the old version.
+        new: the new version.
     """
 
     old: Graph
@@ -73,9 +80,9 @@ class Difference:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The names in the old graph of the new graph's ops that it has, too."""
-        return matched({op.name: _likeness(self.old, op) for op in self.old.ops},
-                       {op.name: _likeness(self.new, op) for op in self.new.ops},
+        """The old names of ops that both graphs have, by new name."""
+        return matched({op.name: _comparison_key(self.old, op) for op in self.old.ops},
+                       {op.name: _comparison_key(self.new, op) for op in self.new.ops},
                        {op.name: op.type for op in self.old.ops},
                        {op.name: op.type for op in self.new.ops})  # fmt: skip
 
@@ -87,23 +94,31 @@ class Difference:
     @cached_property
     def gone(self) -> tuple[Op, ...]:
         """Ops that only the old graph has."""
-        found = set(self._names.values())
-        return tuple(op for op in self.old.ops if op.name not in found)
+        matched_names = set(self._names.values())
+        return tuple(op for op in self.old.ops if op.name not in matched_names)
 
     @cached_property
     def resized(self) -> tuple[tuple[Op, Op], ...]:
-        """Ops of the same name and type whose outputs are of other shapes: old and new."""
+        """Pairs of an old and a new op with different output shapes.
+
+        Their names and types are equal.
+        """
         pairs = ((self.old.op[old], self.new.op[new]) for new, old in self._names.items())
-        return tuple((old, new) for old, new in pairs if _likeness(self.old, old) != _likeness(self.new, new))
+        return tuple(
+            (old, new) for old, new in pairs if _comparison_key(self.old, old) != _comparison_key(self.new, new)
+        )
 
     @cached_property
     def renamed(self) -> int:
-        """How many ops have another name, and are otherwise alike."""
+        """The number of ops that differ in nothing but their name."""
         return sum(1 for new, old in self._names.items() if new != old)
 
     @cached_property
     def at_peak(self) -> tuple[PeakChange, ...]:
-        """All changes between the two peaks, the largest first; they add up to the byte."""
+        """All changes between the two peaks, the largest first.
+
+        They add up to the change of the peak, to the byte.
+        """
         before, now = PeakContents.of(self.old), PeakContents.of(self.new)
         changes = [*self._tensors(before, now), *_others(before, now)]
         return tuple(sorted((change for change in changes if change.bytes), key=lambda c: (-abs(c.bytes), c.name)))
@@ -131,8 +146,8 @@ def _others(before: PeakContents, now: PeakContents) -> Iterator[PeakChange]:
         yield PeakChange(name, before.others[name], size, "has grown" if size > before.others[name] else "shrank")
 
 
-def _likeness(graph: Graph, op: Op) -> Hashable:
-    """Return a key that two ops share if they compute the same on tensors of the same shapes."""
+def _comparison_key(graph: Graph, op: Op) -> Hashable:
+    """Return a key that ops of the same type and output shapes share."""
     outputs = (graph.tensors[name] for name in op.outputs)
     return op.type, op.phase, tuple((tensor.bytes, tensor.shape, tensor.dtype) for tensor in outputs)
 
@@ -143,25 +158,25 @@ def matched(
     old_types: Mapping[str, Hashable] | None = None,
     new_types: Mapping[str, Hashable] | None = None,
 ) -> dict[str, str]:
-    """Match new things to old ones; return the old names by the new ones.
+    """Match new things to old ones; return old names by new names.
 
-    First come pairs that agree in name and likeness, then, in their order, pairs that agree in likeness alone, and then
-    pairs that agree in name and, where types are given, in type.
+    First come pairs of equal name and key, then pairs of equal keys in their order, then pairs of equal name and type.
+    Without types, equal names suffice.
 
     Args:
-        old: the likeness of each old thing, by name.
-        new: the likeness of each new thing, by name.
-        old_types: of the old ones, by name.
-        new_types: of the new ones, by name.
+        old: key of each old thing, by name.
+        new: key of each new thing, by name.
+        old_types: types of the old things, by name.
+        new_types: types of the new things, by name.
     """
-    same = {name: name for name, likeness in new.items() if name in old and old[name] == likeness}
+    same = {name: name for name, key in new.items() if name in old and old[name] == key}
     left: dict[Hashable, list[str]] = {}
     for name in reversed(tuple(old)):
         if name not in same:
             left.setdefault(old[name], []).append(name)
-    for name, likeness in new.items():
-        if name not in same and left.get(likeness):
-            same[name] = left[likeness].pop()
+    for name, key in new.items():
+        if name not in same and left.get(key):
+            same[name] = left[key].pop()
     rest = {name for names in left.values() for name in names}
     for name in new:
         if name not in same and name in rest and (old_types or {}).get(name) == (new_types or {}).get(name):

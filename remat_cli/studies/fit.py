@@ -1,4 +1,7 @@
-"""The largest value of a dimension that fits a budget: which batch size can be trained, with and without a plan."""
+"""The largest value of a dimension that fits a budget.
+
+Such as the largest batch size for training, with and without a plan.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, baseline_of, with_plan_of
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
-from remat_cli.formats.other_sizes import is_as_told
+from remat_cli.formats.other_sizes import agrees_with_prediction
 from remat_cli.planning import FirstPlan, Planning, Request, exact_overhead, plan, plan_again
 from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
@@ -33,8 +36,8 @@ class Sized:
     """A model at one value of the dimension.
 
     Attributes:
-        value: of the dimension.
-        prepared: the graph that is planned.
+        value: value of the dimension.
+        prepared: the graph to plan, with its options.
     """
 
     value: int
@@ -42,22 +45,22 @@ class Sized:
 
     @property
     def plain_peak_bytes(self) -> int:
-        """What the plain run needs."""
+        """The peak of the plain run."""
         return baseline_of(self.prepared.graph).peak_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Less than that no plan in any order needs."""
+        """The least memory that a plan needs, in any order of ops."""
         return largest_working_set(self.prepared.graph).bytes
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is searched.
+    """A search: its dimension, budget and limits.
 
     Attributes:
         dim: name of the dimension.
-        request: the plan that is wanted, at a budget in bytes.
+        request: the request for a plan, at a budget in bytes.
         multiple_of: values are multiples of this.
         at_most: no larger value is tried.
     """
@@ -69,7 +72,7 @@ class Question:
 
     @property
     def budget_bytes(self) -> int:
-        """What the plan must fit."""
+        """The budget of the plan."""
         budget = self.request.budget
         assert budget is not None
         assert budget.device_bytes is not None, "a share of the plain run's peak would grow with the value"
@@ -81,13 +84,14 @@ class Fit:
     """The largest values that fit.
 
     Attributes:
-        question: what was searched.
-        smallest: at the smallest value that is allowed.
+        question: the search.
+        smallest: the model at the smallest allowed value.
         plain: the largest value whose plain run fits, or None.
-        found: the largest value for which a plan was found, or None.
-        limit: the largest value at which the largest working set fits, or None; above it no plan in any order fits.
-        planning: the plan at `found`; without one, the refusal at the smallest value that was tried.
-        refused: values for which no plan was found, ascending, each with the status of its search.
+        found: the largest value with a plan, or None.
+        limit: the largest value at which the largest working set fits, or None; above this value no plan in any order
+            fits.
+        planning: the plan at `found`; without one, the refusal at the smallest value.
+        refused: values without a plan, ascending, each with the planner's status.
         is_monotone: among the values tried, the plain run's memory never fell as the value grew.
         interrupted: the user stopped the search.
     """
@@ -104,12 +108,12 @@ class Fit:
 
     @property
     def shown(self) -> Sized:
-        """What `planning` is about."""
+        """The model of `planning`."""
         return self.found or self.smallest
 
     @property
     def solution(self) -> Solution:
-        """What the plan was verified to be."""
+        """The verified result of `planning`."""
         return self.planning.solution
 
     @property
@@ -120,7 +124,10 @@ class Fit:
 
     @property
     def reaches_end(self) -> bool:
-        """Whether the largest value that was allowed fits, so that larger ones may fit too."""
+        """Whether the largest allowed value fits.
+
+        Larger values may fit, too.
+        """
         return self.found is not None and self.found.value + self.question.multiple_of > self.question.at_most
 
 
@@ -128,24 +135,26 @@ def fit(
     question: Question,
     prepare_at: Callable[[int], Prepared],
     observe: Observer | None = None,
-    told_at: Callable[[int], Prepared | None] = lambda value: None,
+    predict_at: Callable[[int], Prepared | None] = lambda value: None,
 ) -> Fit:
-    """Search the largest value that fits: in growing steps, then by interpolating memory between two values.
+    """Search the largest value that fits a budget.
 
-    The search assumes that memory grows with the value, and checks that for the values it tries. The planner is asked
-    only for values whose plain run does not fit and whose largest working set does. For each it may stop at its first
-    plan; at the largest value it runs on. A plan is tried at larger values, too, before the planner is asked for more.
+    The value grows in doubled steps. Then memory is interpolated between two values.
+
+    The search assumes that memory grows with the value, and checks this for the values that it tries. The planner runs
+    only at values whose plain run does not fit and whose largest working set does. It may stop at its first plan; at
+    the largest value it runs on. Each plan is tried at larger values before the planner runs again.
 
     Args:
-        question: what is searched.
+        question: the search.
         prepare_at: reads the model at a value of the dimension.
-        observe: is told how far the search is.
-        told_at: returns what the model most likely is at a value, but for its ops' signatures, without reading it; or
-            None. The answer rests on values that are read: where one of them is not what was told, all are read.
+        observe: is told the progress.
+        predict_at: returns a prediction of the model at a value, without its ops' signatures, or None. The values that
+            decide the result are read. If a prediction is wrong there, the search starts again and reads all values.
 
     Raises:
         UsageError: no value is allowed, no memory depends on the dimension, or the model cannot be read with it.
-        GraphError: the model cannot be read at a value that had to be looked at.
+        GraphError: the model cannot be read at a value that decides the result.
         PlannerRefuses: the planner cannot take this graph.
         KeyboardInterrupt: interrupted before any plan was found.
     """
@@ -155,33 +164,36 @@ def fit(
             hint="give a larger upper limit, or a smaller multiple",
         )
     try:
-        return _Search(question, prepare_at, observe or Observer(), told_at).run()
-    except _NotAsTold:
+        return _Search(question, prepare_at, observe or Observer(), predict_at).run()
+    except _WrongPrediction:
         return _Search(question, prepare_at, observe or Observer(), lambda value: None).run()
 
 
-class _NotAsTold(Exception):
-    """The model at a value is not what was told of it."""
+class _WrongPrediction(Exception):
+    """A prediction of the model differs from the model."""
 
 
 @dataclass
 class _Search:
-    """Counts values in multiples: number n stands for the value n * multiple_of, and 0 for no value."""
+    """A search over numbers: n stands for the value n * multiple_of.
+
+    Number 0 stands for no value.
+    """
 
     question: Question
     prepare_at: Callable[[int], Prepared]
     observe: Observer
-    told_at: Callable[[int], Prepared | None]
+    predict_at: Callable[[int], Prepared | None]
     _plain_peaks: dict[int, int] = field(default_factory=dict)
-    _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest one, by number
+    _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest working set, by number
     _plans: dict[int, Planning] = field(default_factory=dict)
-    _ended_early: set[int] = field(default_factory=set)  # numbers whose planner could have run on from its plan
-    _told: set[int] = field(default_factory=set)  # numbers at which the model was told, not read
-    _kept: dict[int, Sized] = field(default_factory=dict)  # what the answer rests on, by number
+    _ended_early: set[int] = field(default_factory=set)  # numbers whose planner stopped at a plan and could run on
+    _predicted: set[int] = field(default_factory=set)  # numbers with a predicted model, not a read one
+    _kept: dict[int, Sized] = field(default_factory=dict)  # models that decide the result, by number
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
-        self._recent = lru_cache(maxsize=_KEPT_READY)(self._read_or_told)
+        self._recent = lru_cache(maxsize=_KEPT_READY)(self._read_or_predict)
 
     def run(self) -> Fit:
         budget, most = self.question.budget_bytes, self.question.at_most // self.question.multiple_of
@@ -190,22 +202,24 @@ class _Search:
         self._check_memory_depends(plain)
         limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
         try:
-            found = self._largest_planned(plain, limit)
+            largest_number = self._largest_planned(plain, limit)
         except KeyboardInterrupt:
-            found = max((number for number, plan in self._plans.items() if plan.trace is not None), default=plain)
-            if found == 0:
+            largest_number = max(
+                (number for number, plan in self._plans.items() if plan.trace is not None), default=plain
+            )
+            if largest_number == 0:
                 raise
             self._interrupted = True
-        self._check_what_was_told(plain, found, limit, min(limit + 1, most))
-        if found in self._plans:
-            self._run_on(found)
+        self._check_predictions(plain, largest_number, limit, min(limit + 1, most))
+        if largest_number in self._plans:
+            self._run_on(largest_number)
         return Fit(
             self.question,
             self._at(1),
             self._sized(plain),
-            self._sized(found),
+            self._sized(largest_number),
             self._sized(limit),
-            self._planning(found),
+            self._planning(largest_number),
             self._refused(),
             self._is_monotone(),
             self._interrupted,
@@ -214,14 +228,14 @@ class _Search:
     def _at(self, number: int) -> Sized:
         return self._kept.get(number) or self._recent(number)
 
-    def _read_or_told(self, number: int) -> Sized:
+    def _read_or_predict(self, number: int) -> Sized:
         value = number * self.question.multiple_of
-        told = None if self.question.request.arena else self.told_at(value)
-        if told is None:
+        predicted = None if self.question.request.arena else self.predict_at(value)
+        if predicted is None:
             sized = Sized(value, self._read(value))
         else:
-            self._told.add(number)
-            sized = Sized(value, told)
+            self._predicted.add(number)
+            sized = Sized(value, predicted)
         self._plain_peaks[value] = sized.plain_peak_bytes
         self._working_sets[number] = sized.least_bytes
         return sized
@@ -243,21 +257,23 @@ class _Search:
                 ),
             ) from None
 
-    def _check_what_was_told(self, *numbers: int) -> None:
-        """Read the model at these numbers where it was told, and keep what was read.
+    def _check_predictions(self, *numbers: int) -> None:
+        """Read the model at these numbers unless it was read before.
+
+        The read models take the place of predictions.
 
         Raises:
-            _NotAsTold: it is another one.
+            _WrongPrediction: the model differs from a prediction.
         """
-        for number in sorted(self._told.intersection(numbers)):
-            told = self._at(number)
+        for number in sorted(self._predicted.intersection(numbers)):
+            predicted = self._at(number)
             try:
-                read = self._read(told.value)
+                read = self._read(predicted.value)
             except (GraphError, UsageError):
-                raise _NotAsTold from None
-            if not is_as_told(told.prepared, read):
-                raise _NotAsTold
-            self._kept[number] = Sized(told.value, read)
+                raise _WrongPrediction from None
+            if not agrees_with_prediction(predicted.prepared, read):
+                raise _WrongPrediction
+            self._kept[number] = Sized(predicted.value, read)
 
     def _guess_plain(self, low: int, high: int) -> int | None:
         return _crossing(self._peaks_by_number, self.question.budget_bytes, low, high)
@@ -270,7 +286,10 @@ class _Search:
         return {value // self.question.multiple_of: peak for value, peak in self._plain_peaks.items()}
 
     def _check_memory_depends(self, plain: int) -> None:
-        """Refuse a dimension on which no memory depends: every value would fit."""
+        """Refuse a dimension on which no memory depends.
+
+        Every value of it would fit.
+        """
         first, last = (self.question.multiple_of * number for number in (1, plain))
         if plain > 1 and last == max(self._plain_peaks) and self._plain_peaks[first] == self._plain_peaks[last]:
             raise UsageError(
@@ -279,10 +298,12 @@ class _Search:
             )
 
     def _largest_planned(self, plain: int, limit: int) -> int:
-        """Return the largest number with a plan: a plan is carried as far as it fits, then the planner is asked.
+        """Return the largest number with a plan.
 
-        A refusal takes a planner far longer than a first plan. So, once there is a plan, the planner is asked in turn
-        for one more than that reaches, where a refusal ends the search, and for the middle.
+        Each plan is carried to larger numbers while it fits; then the planner runs again.
+
+        A refusal takes a planner far longer than a first plan. So, after the first plan, the planner runs in turn at
+        the next number, where a refusal ends the search, and at the middle.
         """
         low, high, after = plain, limit + 1, False
         while low + 1 < high and not self._interrupted:
@@ -298,26 +319,28 @@ class _Search:
         return low
 
     def _carried(self, number: int, schedule: Schedule | None, low: int, high: int) -> int:
-        """Return the largest number below `high` at which a schedule is a plan, or `low`, where there is one already.
+        """Return the largest number below `high` at which a schedule fits.
+
+        If it fits at no number above `low`, return `low`.
 
         Args:
-            number: at which a planner came to the schedule.
-            schedule: it; None for none.
+            number: number at which the planner found the schedule.
+            schedule: the schedule; None if the planner found none.
             low: a number with a plan.
-            high: a number without.
+            high: a number without a plan.
         """
         request = self.question.request
         if schedule is None or request.arena:
             return low
         known, budget = self._plans[number], self.question.budget_bytes
-        # By number; at none, a guess: what is always there at the smallest.
+        # At number 0 stands a guess: the fixed bytes at the smallest value.
         peaks = {0: self._at(1).prepared.graph.fixed_bytes}
 
         def fits(other: int) -> bool:
             prepared = self._at(other).prepared
             try:
                 trace = simulate(prepared.graph, schedule, link=prepared.link)
-            except InvalidSchedule:  # of another graph: some models are built otherwise at other values
+            except InvalidSchedule:  # some models have other ops at other values
                 return False
             peaks[other] = trace.peak_bytes
             limit, plain_time = request.max_overhead, baseline_of(prepared.graph).time
@@ -344,7 +367,7 @@ class _Search:
         return planning.trace is not None
 
     def _run_on(self, number: int) -> None:
-        """Let the planner look for better plans than the first one, on the model as it was read."""
+        """Run the planner on from its first plan, on the model as read."""
         sized, known = self._at(number), self._plans[number]
         if known.prepared is not sized.prepared and known.schedule is not None:
             known = self._plans[number] = plan_again(known, sized.prepared, known.schedule)
@@ -371,7 +394,10 @@ class _Search:
         return self._at(number) if number else None
 
     def _planning(self, found: int) -> Planning:
-        """Return the plan at `found` (the plain run if that fits), or the refusal at the smallest value."""
+        """Return the plan at `found`, or the refusal at the smallest value.
+
+        The plan is the plain run if that fits.
+        """
         number = max(found, 1)
         if number in self._plans:
             return self._plans[number]
@@ -397,11 +423,13 @@ def largest(
     most: int,
     guess: Callable[[int, int], int | None] = lambda low, high: None,
 ) -> int:
-    """Return the largest number up to `most` for which `holds` is true; above it `holds` is false for all.
+    """Return the largest number up to `most` for which `holds` is true.
+
+    `holds` is false for all larger numbers.
 
     Args:
-        holds: is asked for as few numbers as possible.
-        known: a number for which it is true.
+        holds: a condition that is called as rarely as possible.
+        known: a number for which `holds` is true.
         most: the largest number of interest.
         guess: estimates the result from the largest number known to hold and the smallest known not to (`most` + 1 for
             none); None without an estimate.
@@ -429,7 +457,9 @@ def largest(
 
 
 def _crossing(measured: Mapping[int, int], budget_bytes: int, low: int, high: int) -> int | None:
-    """Return the largest number at which a line through two measured ones keeps to the budget; None without a line.
+    """Return the number at which a line through two measurements crosses the budget.
+
+    The number is rounded down; None without a line.
 
     Args:
         measured: bytes at some numbers.

@@ -1,4 +1,7 @@
-"""A model at many values of one of its dimensions, read as seldom as its sizes allow."""
+"""A model at many values of a dimension.
+
+A few values are read; the others are predicted from them.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,33 @@ from remat_cli.formats import Reading
 from remat_cli.formats.other_sizes import SizeCurves
 from remat_cli.prepare import Prepared, prepare_reading, read
 
-# Readings from which others are told: as many as tell a parabola, and the first, which is often unlike the others.
+# Models that are read before others are predicted: as many as fix a parabola, and the first, which often differs from
+# the others.
 _MOST_KEPT = 5
 
 
 @dataclass
 class ModelBySize:
-    """A model with a dimension that can be given.
+    """A model with one variable dimension.
 
     Attributes:
-        path: file, or function.
-        options: how it is read, but for that dimension.
+        path: file or function of the model.
+        options: options of reading the model, without that dimension.
         dim: name of the dimension.
     """
 
     path: Path
     options: GraphOptions
     dim: str
-    _read: dict[int, Reading] = field(default_factory=dict)  # the first ones
-    _curves: SizeCurves | None = None  # through these
+    _read: dict[int, Reading] = field(default_factory=dict)  # the first models read, by value
+    _curves: SizeCurves | None = None  # curves through the sizes of these models
 
     def at(self, value: int) -> Prepared:
-        """Read the model at a value, and prepare it.
+        """Read and prepare the model at a value.
 
         Raises:
-            GraphError: it cannot be read so.
-            UsageError: it has no such dimension, or the options contradict each other or the file.
+            GraphError: the model cannot be read at this value.
+            UsageError: the model has no such dimension, or the options contradict each other or the file.
         """
         options = self._options(value)
         reading = read(self.path, options)
@@ -44,16 +48,18 @@ class ModelBySize:
             self._curves = SizeCurves.through(self._read)
         return prepare_reading(reading, str(self.path), options)
 
-    def told_at(self, value: int) -> Prepared | None:
-        """Return what the model most likely is at a value, told from what was read at others; None if they do not tell.
+    def predict_at(self, value: int) -> Prepared | None:
+        """Predict the model at a value; return None if impossible.
+
+        The prediction comes from models that were read at other values.
 
         Raises:
-            GraphError: at that value no graph is told, for example as sizes are too large.
+            GraphError: no graph exists at this value, for example because sizes are too large.
         """
-        told = None if self._curves is None or value in self._read else self._curves.at(value)
-        if told is None:
+        predicted = None if self._curves is None or value in self._read else self._curves.at(value)
+        if predicted is None:
             return None
-        return prepare_reading(told, str(self.path), self._options(value))
+        return prepare_reading(predicted, str(self.path), self._options(value))
 
     def _options(self, value: int) -> GraphOptions:
         return replace(self.options, dims={**self.options.dims, self.dim: value})

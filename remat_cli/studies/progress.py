@@ -6,12 +6,12 @@ from remat_cli.core.problem import Observer, PassingObserver
 
 
 class Prefixed(PassingObserver):
-    """Passes everything on, each phase with a prefix that says what it belongs to."""
+    """Passes everything on, each phase with a prefix."""
 
     def __init__(self, observe: Observer, prefix: str = "") -> None:
         super().__init__(observe)
         self.prefix = prefix
 
     def phase(self, text: str) -> None:
-        """Pass on the phase."""
+        """Pass on a phase with the prefix."""
         self.observe.phase(f"{self.prefix}{text}")

@@ -1,4 +1,7 @@
-"""Overhead against budget: the plans of one or several planners at many budgets, all replayed by `solve`."""
+"""Overhead against budget: plans of several planners at many budgets.
+
+`solve` replays all of them.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class Point:
     """The result of a planner at one budget.
 
     Attributes:
-        solution: verified, with a plan or without.
-        seconds: time of the planner; 0 if it was not asked.
-        asked_for_smallest: the budget is the smallest that was found, rather than a given one.
-        found_at: the budget in bytes at which the plan was found, if it was taken over from another budget because it
-            is faster than the planner's answer here; else None.
+        solution: the verified result, with a plan or without.
+        seconds: time of the planner; 0 if it did not run.
+        asked_for_smallest: the budget is the smallest found, not a given one.
+        found_at: the budget in bytes of a faster plan from another budget, if this point has such a plan; otherwise
+            None.
     """
 
     solution: Solution
@@ -36,12 +39,12 @@ class Point:
 
     @property
     def budget_bytes(self) -> int:
-        """The budget."""
+        """The budget in bytes."""
         return self.solution.problem.budget.device_bytes
 
     @property
     def trace(self) -> Trace | None:
-        """What the simulator measured of the plan; None without one."""
+        """The replayed plan; None without a plan."""
         return self.solution.trace
 
 
@@ -50,8 +53,8 @@ class Curve:
     """The points of one planner.
 
     Attributes:
-        label: of the planner.
-        points: by ascending budget.
+        label: label of the planner.
+        points: points by ascending budget.
         refusal: why the planner cannot take the graph; None if it can.
     """
 
@@ -60,21 +63,23 @@ class Curve:
     refusal: PlannerRefuses | UsageError | None = None
 
     def at(self, budget_bytes: int) -> Point | None:
-        """Return the point at a budget that was given."""
+        """Return the point at a given budget."""
         points = (point for point in self.points if point.budget_bytes == budget_bytes)
         return next((point for point in points if not point.asked_for_smallest), None)
 
     @cached_property
     def smallest(self) -> Point | None:
-        """The smallest budget at which there is a plan."""
+        """The point of the smallest budget with a plan."""
         return next((point for point in self.points if point.trace is not None), None)
 
     @cached_property
     def knee(self) -> Point | None:
-        """The point after which less memory gets dearer: farthest below the line between both ends of the front.
+        """The point from which less memory costs more time.
+
+        It lies farthest below the line between both ends of the front.
 
         That is the knee of Satopää et al., Finding a "kneedle" in a haystack, 2011; it does not depend on the units of
-        the axes. None where the front has fewer than three points or none of them is below the line.
+        the axes. None if the front has fewer than three points or none is below the line.
         """
         front = self._front
         if len(front) < 3:
@@ -104,8 +109,8 @@ class Sweep:
 
     Attributes:
         baseline: the plain run.
-        curves: in the order in which the planners were given.
-        interrupted: the user stopped it; what was finished until then is there.
+        curves: curves in the order of the planners.
+        interrupted: the user stopped the sweep; it has the points finished by then.
     """
 
     baseline: Trace
@@ -114,7 +119,7 @@ class Sweep:
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """The budgets in bytes that were given and at which a planner was asked, ascending."""
+        """The given budgets in bytes that have a point, ascending."""
         points = (point for curve in self.curves for point in curve.points if not point.asked_for_smallest)
         return tuple(sorted({point.budget_bytes for point in points}))
 
@@ -125,7 +130,10 @@ class Sweep:
 
     @property
     def status(self) -> Status:
-        """Feasible where there is a plan at any budget; else infeasible where every refusal is proven; else unknown."""
+        """The status of the whole sweep.
+
+        Feasible if any budget has a plan. Infeasible if every refusal is proven. Otherwise unknown.
+        """
         statuses = {point.solution.status for point in self.points}
         if statuses & {Status.OPTIMAL, Status.FEASIBLE}:
             return Status.FEASIBLE
@@ -140,22 +148,24 @@ def sweep(
     *,
     share_plans: bool = True,
 ) -> Sweep:
-    """Ask each planner for a plan at each budget; a planner that refuses the graph does not stop the others.
+    """Run each planner at each budget.
 
-    Planners keep what serves every budget of a graph (such as the table of rotor) from one call to the next. A budget
-    below one that was proven not to fit is not asked for.
+    A planner that refuses the graph does not stop the others.
+
+    Planners keep results that serve every budget of a graph, such as rotor's table, between calls. Below a budget that
+    is proven infeasible the planner does not run.
 
     Args:
         prepared: the graph.
-        requests: for each curve, by its label: the planner, and what plans may do; their budgets are ignored.
-        budgets: in any order.
-        observe: is told of planner, budget and how many there are.
+        requests: requests of the curves, by label; their budgets are ignored.
+        budgets: budgets in any order.
+        observe: is told planner, budget and progress.
         share_plans: give each budget the planner's fastest plan of all budgets that fits, so that no curve gets worse
-            with more memory; without, each point is the planner's answer at that budget.
+            with more memory. Otherwise each point is the planner's result at that budget.
 
     Raises:
-        FalseClaim: the simulator does not confirm what a planner claims.
-        UsageError: plans may use a link that is not known.
+        FalseClaim: the simulator contradicts a planner's claim.
+        UsageError: plans may use the host, and its link is not known.
         KeyboardInterrupt: interrupted before anything was finished.
     """
     sizes = {bytes_of_budget(budget, prepared.graph) for budget in budgets if not budget.smallest}
@@ -187,7 +197,10 @@ class _CurveRun:
         self._refusal: PlannerRefuses | UsageError | None = None
 
     def ask_all(self, budgets: Sequence[BudgetSpec]) -> bool:
-        """Plan at all budgets in this order; return whether the user interrupted it."""
+        """Run the planner at all budgets in this order.
+
+        Return whether the user interrupted the run.
+        """
         for number, budget in enumerate(budgets):
             self._progress.next(self._label, budget)
             try:
@@ -218,7 +231,7 @@ class _CurveRun:
 
 
 def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
-    """Return the point with the fastest of all plans that fit its budget."""
+    """Replace a point's plan by the fastest plan that fits its budget."""
     fitting = [
         (other.trace.time, needed, other.budget_bytes, other.solution)
         for other in points
@@ -235,7 +248,7 @@ def _with_fastest(point: Point, points: Sequence[Point]) -> Point:
 
 
 class _Progress(Prefixed):
-    """Says which planner works on which budget, and how far all of it is."""
+    """Shows planner, budget and progress of the sweep."""
 
     def __init__(self, observe: Observer, count: int) -> None:
         super().__init__(observe)

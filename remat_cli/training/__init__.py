@@ -1,7 +1,7 @@
-"""From a forward graph to a training graph.
+"""Training graphs, derived from forward graphs.
 
-`annotate_saves` marks what each backward op will read, from what the file says of its operators; `training_graph`
-derives the training graph from those marks, which a native file carries as well.
+`annotate_saves` marks the tensors that each backward op will read, by the file's operators. `training_graph` derives
+the training graph from these marks. A native file has the marks, too.
 """
 
 from remat_cli.training.annotate import annotate_saves, trainable_parameters

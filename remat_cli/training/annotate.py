@@ -1,4 +1,7 @@
-"""Marks in a forward graph what its backward needs: what each op saves, and which inputs receive a gradient."""
+"""Marks in a forward graph for its backward.
+
+Each op gets the tensors that it saves, and its inputs that receive a gradient.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,31 @@ from remat_cli.training.names import Names
 from remat_cli.training.saved import Gradients, Saved, gradients_of, no_gradients, saved_for_backward
 from remat_cli.training.statistics import Statistic
 
-# In the place of a weight's name: several weights, or one of several dimensions.
+# Stands for several weights, or for a weight of several dimensions.
 _MORE = "*"
 
 
 def is_differentiable(dtype: str | None) -> bool:
-    """Tell whether values of this element type can have a gradient; an unknown type is taken to be a float."""
+    """Return whether values of an element type can have a gradient.
+
+    An unknown type is taken to be a float.
+    """
     return dtype is None or dtype.startswith(("float", "bfloat", "double", "complex"))
 
 
 def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Draft, tuple[str, ...]]:
-    """Return `graph` with `saves` and `grad_inputs` set on every op, and names of the ops for which they are a guess.
+    """Return a graph with saved tensors marked, and guessed ops' names.
 
-    A tensor has a gradient where it depends on a trainable parameter, an output of the graph depends on it, and all
-    the way between is differentiable floats. An op with such an output saves what the table of `saved.py` says; what
-    only its backward reads (indices, masks, statistics) becomes an output of it, unless it is one already. All other
-    ops save nothing. The backward of an unknown operator is taken to read all inputs and outputs: a guess, but a safe
-    one.
+    Every op has `saves` and `grad_inputs`.
+
+    A tensor has a gradient if it depends on a trainable parameter and an output of the graph depends on it, in both
+    cases through differentiable floats. An op with such an output saves tensors by the table of `saved.py`. Values that
+    only its backward reads (indices, masks, statistics) become outputs of the op. All other ops save nothing. The
+    backward of an unknown operator is assumed to read all inputs and outputs: a safe guess.
 
     Args:
         graph: a forward pass.
-        operators: one for each op.
+        operators: an operator for each op.
     """
     waves = _waves(graph, operators)
     gradients = {name: (no_gradients if name in waves else gradients_of)(operators[name]) for name in graph.op}
@@ -49,9 +56,9 @@ def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Dra
             continue
         needed = _needed(operator, rule, with_gradient)
         saved = _with_copies(saved_for_backward(operator, rule, needed.positions), copies.get(op.name, {}))
-        made = _statistics(op, saved, names)
-        statistics += made
-        made_names = tuple(tensor.name for tensor in made)
+        new_statistics = _statistics(op, saved, names)
+        statistics += new_statistics
+        made_names = tuple(tensor.name for tensor in new_statistics)
         own = {*op.inputs, *op.outputs}  # parameters and constants are operands, but no tensors of the graph
         kept = tuple(value.name for value in saved.operands if value.name in own)
         ops.append(
@@ -72,9 +79,9 @@ def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Dra
 
 
 def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable[Operand]) -> tuple[Operand, ...]:
-    """Return those of `parameters` that some operator reads where it has a gradient.
+    """Return parameters that operators read with a gradient.
 
-    Running means and variances of batch normalisation are weights in the file that are not trained.
+    Running means and variances of batch normalisation are not trained, though they are weights in the file.
     """
     trained = {
         operand.name
@@ -86,24 +93,26 @@ def trainable_parameters(operators: Mapping[str, Operator], parameters: Iterable
 
 
 def needed_gradients(operator: Operator, rule: Gradients, with_gradient: set[str]) -> frozenset[int]:
-    """Return the positions of the operands whose gradient is needed: parameters, and these activations.
+    """Return the positions of operands whose gradient is needed.
+
+    These are parameters, and activations with a gradient.
 
     Args:
         operator: the forward operator.
-        rule: what `gradients_of` says of it.
+        rule: result of `gradients_of` for the operator.
         with_gradient: names of the activations that have a gradient.
     """
     return _needed(operator, rule, with_gradient).positions
 
 
 def _waves(graph: Draft, operators: Mapping[str, Operator]) -> set[str]:
-    """Return the sines and cosines of a table of frequencies, which a file stores as it stores weights.
+    """Return sines and cosines of frequencies stored as weights.
 
-    Rotary and sinusoidal embeddings have such a table of one dimension, which is not trained: what they take the sine
-    of depends on no other weight.
+    Rotary and sinusoidal embeddings have a table of frequencies with one dimension. It is not trained: the argument of
+    such a sine depends on no other weight.
     """
     waves: set[str] = set()
-    depends_on: dict[str, str] = {}  # by activation: the one weight, none, or more
+    depends_on: dict[str, str] = {}  # by activation: its only weight, none, or more
     for op in graph.ops:
         operator = operators[op.name]
         weights = {_weight_of(value, depends_on) for value in operator.inputs if value is not None} - {""}
@@ -123,15 +132,15 @@ def _weight_of(value: Operand, depends_on: Mapping[str, str]) -> str:
 
 
 def _with_copies(saved: Saved, copies: Mapping[str, Statistic]) -> Saved:
-    """Return what is saved where copies of some operands are saved in their place."""
-    made = (copies[value.name] for value in saved.operands if value.name in copies)
+    """Return saved values with copies in place of their operands."""
+    kept = (copies[value.name] for value in saved.operands if value.name in copies)
     operands = tuple(value for value in saved.operands if value.name not in copies)
-    return Saved(operands, (*saved.statistics, *made))
+    return Saved(operands, (*saved.statistics, *kept))
 
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """The operands of an op whose gradient is needed: their positions, and the names of the activations among them."""
+    """Operands whose gradient is needed: positions and activations' names."""
 
     positions: frozenset[int]
     activations: tuple[str, ...]

@@ -1,14 +1,14 @@
-"""Operands that PyTorch copies before it multiplies them, and then keeps in their place.
+"""Copies of operands that PyTorch makes for products and keeps.
 
-A product of stacks of matrices takes each operand as one stack, [stacks, rows, columns]. Heads of attention that a
-transpose took out of a longer row are no such stack in memory: `torch.matmul` copies them (`reshape`), keeps the copy
-for the backward, and lets go of the row. A product with a single matrix that is trained takes the stack as one matrix,
-[rows, columns]: each linear layer that reads the same transposed tensor makes and keeps a copy of its own.
-`torch.einsum` brings the dimensions of both operands, a weight's too, into the order of such stacks.
+A product of stacks of matrices takes each operand as one stack, [stacks, rows, columns]. Attention heads that a
+transpose takes out of a longer row are no such stack in memory. `torch.matmul` copies them (`reshape`), keeps the copy
+for the backward, and frees the row. A product with a single trained matrix takes the stack as one matrix, [rows,
+columns]: each linear layer that reads the same transposed tensor keeps a copy of its own. `torch.einsum` brings the
+dimensions of both operands, a weight's too, into the order of such stacks.
 
-How tensors lie in memory is followed from op to op: through views, elementwise ops, which keep the order of what they
-read, products of `torch.einsum`, and fused attention, whose result lies as its queries do. What other ops make is in
-row-major order.
+Strides are followed from op to op: through views, through elementwise ops, which keep the order of their input, through
+products of `torch.einsum`, and through fused attention, whose result has the order of its queries. Results of other ops
+are in row-major order.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Strides = tuple[int, ...]
 
 
 def copied_operands(graph: Draft, operators: Mapping[str, Operator]) -> dict[str, dict[str, Statistic]]:
-    """Return the copies that each product of matrices makes, by op and by name of the operand.
+    """Return the copies of each matrix product, by op and operand.
 
     Args:
         graph: a forward pass, with views resolved.
-        operators: one for each op.
+        operators: an operator for each op.
     """
     memory = _Memory(graph)
     copies: dict[str, dict[str, Statistic]] = {}
     for op in graph.ops:
         operator = operators[op.name]
-        found = {value.name: _copy(value, shape) for value, shape in memory.copied(operator)}
-        copies |= {op.name: found} if found else {}
+        copied = {value.name: _copy(value, shape) for value, shape in memory.copied(operator)}
+        copies |= {op.name: copied} if copied else {}
         memory.follow(operator)
     return copies
 
@@ -60,13 +60,13 @@ def _copy(value: Operand, shape: Sequence[int]) -> Statistic:
 
 @dataclass
 class _Memory:
-    """How the tensors of a forward pass lie in memory.
+    """The strides of a forward pass's tensors.
 
     Attributes:
         graph: the forward pass.
-        strides: in elements, of those that may not be in row-major order.
-        reshaped: results of fused attention that PyTorch copies to reshape them. Both stay: the result for attention's
-            own backward, the copy for that of the first product that reads it.
+        strides: strides in elements, of tensors that may not be in row-major order.
+        reshaped: results of fused attention that PyTorch copies to reshape them. Both are kept: the result for
+            attention's own backward, the copy for the backward of the first product that reads it.
     """
 
     graph: Draft
@@ -74,7 +74,7 @@ class _Memory:
     reshaped: set[str] = field(default_factory=set)
 
     def copied(self, operator: Operator) -> Iterator[tuple[Operand, Sequence[int]]]:
-        """Yield the operands of a product that are copied for it, each with the shape of its copy."""
+        """Yield the copied operands of a product, with their copies' shapes."""
         if operator.type == "Einsum" and (product := product_of(operator)) is not None:
             for factor in product.factors:
                 given, shape = self._strides_of(factor.value), factor.value.shape or ()
@@ -89,7 +89,7 @@ class _Memory:
                     yield value, shape
 
     def follow(self, operator: Operator) -> None:
-        """Note how the results of an operator lie in memory."""
+        """Note the strides of an operator's results."""
         product = product_of(operator) if operator.type == "Einsum" else None
         for value in operator.outputs:
             if value is None or value.shape is None:
@@ -98,8 +98,8 @@ class _Memory:
             if base is not None:
                 self.strides[value.name] = self._strides_of_view(operator, value, base)
             elif product is not None:
-                made = contiguous(product.shape)
-                self.strides[value.name] = tuple(made[axis] for axis in product.axes)
+                strides = contiguous(product.shape)
+                self.strides[value.name] = tuple(strides[axis] for axis in product.axes)
             elif operator.type in _KEEPS_ORDER:
                 same = (one for one in operator.inputs if one is not None and one.shape == value.shape)
                 if (like := next(same, None)) is not None and like.name in self.strides:
@@ -109,7 +109,10 @@ class _Memory:
         return self.strides.get(value.name, contiguous(value.shape or ()))
 
     def _strides_of_view(self, operator: Operator, view: Operand, base: str) -> Strides:
-        """Return the strides of a view that an operator makes; one that PyTorch would copy is contiguous."""
+        """Return the strides of an operator's view.
+
+        A view that PyTorch would copy is contiguous.
+        """
         source, shape = operator.inputs[0], view.shape or ()
         if source is None or source.shape is None:
             return contiguous(shape)
@@ -138,13 +141,13 @@ class _Memory:
 
 
 def _forms(operator: Operator) -> Iterator[tuple[Operand, tuple[int, ...]]]:
-    """Yield the operands of a product that it takes in a shape of their own, with that shape."""
+    """Yield the reshaped operands of a product, with their shapes."""
     values = [value for value in operator.inputs if value is not None and value.shape is not None]
     shapes = [value.shape or () for value in values]
     ranks = [len(shape) for shape in shapes]
     if len(values) != 2 or ranks[0] < 3:
         return
-    if ranks[1] == 2:  # what is multiplied is kept only where the matrix is trained
+    if ranks[1] == 2:  # the stack is kept only if the matrix is trained
         yield values[0], (prod(shapes[0][:-1]), shapes[0][-1])
     elif ranks[1] > 2:
         for value, shape in zip(values, shapes, strict=True):
@@ -157,14 +160,16 @@ def contiguous(shape: Sequence[int]) -> Strides:
 
 
 def _in_order_of(strides: Strides, shape: Sequence[int]) -> Strides:
-    """Return the strides of a new tensor whose axes lie in the order of those of another one."""
+    """Return the strides of a new tensor with another's axis order."""
     order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
     dense = contiguous([shape[axis] for axis in order])
     return tuple(dense[order.index(axis)] for axis in range(len(shape)))
 
 
 def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> Strides | None:
-    """Return the strides with which the same storage has another shape, or None where no strides do.
+    """Return the strides of the same storage in another shape.
+
+    None if no strides have this shape.
 
     Axes that lie one within the other in memory are one run; each wanted axis must lie within one run.
     """
@@ -178,13 +183,13 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
             runs[-1] = (runs[-1][0] * size, stride)
         else:
             runs.append((size, stride))
-    found: list[int] = []
+    viewed: list[int] = []
     length, step = runs.pop() if runs else (1, 1)
     for size in reversed(wanted):
         if length == 1 and size > 1:
             length, step = runs.pop()
         if length % size:
             return None
-        found.append(step)
+        viewed.append(step)
         length, step = length // size, step * size
-    return tuple(reversed(found))
+    return tuple(reversed(viewed))

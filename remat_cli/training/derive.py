@@ -1,7 +1,7 @@
 """The training graph of a forward graph: its ops, a loss, and the backward ops in reverse order.
 
-Only what the native format carries is used, so that a forward graph that was written and read again gives the same
-training graph.
+It depends only on the native format's fields: a forward graph that is written and read again has the same training
+graph.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from remat_cli.training.shards import GATHER_TYPE, SCATTER_TYPE
 LOSS_TYPE = "Loss"
 ACCUMULATION_TYPE = "GradientAccumulation"
 
-# The gradient of each operand is the incoming one, as it is, where the operand has the size of the result.
+# The gradient of an operand of the result's size is the incoming gradient itself.
 _HANDS_ON_GRADIENT = frozenset({"Add", "Sum", "Identity"})
 
 
 def training_graph(forward: Draft, *, share_gradients: bool = True) -> Graph:
     """Return the graph of one training step: forward, loss, backward.
 
-    A loss reads the outputs and seeds their gradients; it stands for one that is not in the graph and takes no time.
-    An op with a gradient for one of its outputs gets a backward op, which reads those gradients and what the op saves,
-    and makes the gradients of its `grad_inputs`. It runs exactly once, since it also adds to gradients of parameters,
-    which are resident; one that makes nothing else has an output of 0 bytes. Where a tensor has several readers, its
-    gradients are summed as they come. Gradients share storage as they do in PyTorch (see `_Backward.shared_gradient`).
-    The outputs are those of the forward pass, and the gradients of graph inputs where the graph asks for them.
+    A loss op reads the outputs and seeds their gradients. It takes no time: it stands for a loss outside the graph. An
+    op with a gradient for an output gets a backward op. This reads such gradients and the op's saved tensors, and
+    writes the gradients of the op's `grad_inputs`. A backward op runs exactly once, since it also adds to resident
+    gradients of parameters; without other results it has an output of 0 bytes. Gradients of a tensor with several
+    readers are summed as they arrive. Gradients share storage as in PyTorch (see `_Backward.shared_gradient`). The
+    outputs are those of the forward pass, and the gradients of graph inputs that the graph asks for.
 
-    An output seeds a gradient if it is a float (or of unknown type) and its producer takes part in the backward: it
-    saves something, or has inputs that receive a gradient. The base of an output that is a view does not seed another.
+    An output seeds a gradient if it is a float (or of unknown type) and its producer has a backward: the producer saves
+    something, or has inputs that receive a gradient. If an output is a view, its base does not seed another gradient.
 
     Args:
         forward: a forward pass.
-        share_gradients: whether gradients share storage as they do in PyTorch; without it, each has its own.
+        share_gradients: whether gradients share storage as in PyTorch; otherwise each has its own.
 
     Raises:
         UsageError: the graph is no forward pass.
@@ -89,14 +89,20 @@ def _seeds(forward: Draft) -> list[str]:
 
 
 def _takes_part(op: Op) -> bool:
-    """Tell whether the op has a backward: ops that have none save nothing and pass no gradient on."""
+    """Return whether an op has a backward.
+
+    Ops without a backward save nothing and pass no gradient on.
+    """
     return op.saves != () or op.grad_inputs != ()
 
 
 def _value_bytes(graph: Draft, name: str) -> int:
-    """Return the size of a value; a view has its share of its base's elements, or all where a shape is not known.
+    """Return the size of a value.
 
-    A view of a weight has no base in the graph and counts as 0: its gradient goes to the weight's, which is resident.
+    A view has its share of its base's elements, or all of them if a shape is unknown.
+
+    A view of a weight has no base in the graph and counts as 0: its gradient is added to the weight's resident
+    gradient.
     """
     tensor = graph.tensors[name]
     if tensor.view_of is None:
@@ -108,7 +114,7 @@ def _value_bytes(graph: Draft, name: str) -> int:
 
 
 class _Backward:
-    """The backward ops and gradients of a forward graph, made one after the other.
+    """The backward of a forward graph, built op by op.
 
     Attributes:
         tensors: gradients and tokens, by name.
@@ -129,7 +135,7 @@ class _Backward:
         self._move_time = _fastest_move(forward)
 
     def seed(self, outputs: Sequence[str]) -> None:
-        """Add the loss, which makes the first gradients."""
+        """Add the loss, which seeds the gradients of outputs."""
         gradients = [self._new_gradient(name, None) for name in outputs]
         self.ops.append(
             Op(
@@ -148,7 +154,7 @@ class _Backward:
             self._contribute(name, gradient)
 
     def differentiate(self, op: Op) -> None:
-        """Add the backward op of `op` where a gradient has come for one of its outputs."""
+        """Add an op's backward if an output of the op has a gradient."""
         arriving = [name for name in op.outputs if name in self._gradient]
         if not arriving:
             return
@@ -178,12 +184,14 @@ class _Backward:
             self._contribute(name, gradient)
 
     def shared_gradient(self, op: Op, name: str, arriving: Sequence[str]) -> str | None:
-        """Return the incoming gradient of which the gradient of input `name` is a view, or None where it is a new one.
+        """Return the incoming gradient that an input's gradient is a view of.
 
-        As in PyTorch's autograd: the parts of a `Concat` are slices of the incoming gradient; `Add`, `Sum` and
-        `Identity` hand it on where nothing was broadcast; and so does an op whose result is a view of that input and
-        has all of its elements (`Reshape`, `Transpose`). (That x + x has twice the gradient, in new storage, cannot be
-        told from x + constant: a graph names each input once.)
+        None means a gradient with storage of its own.
+
+        As in PyTorch's autograd: the parts of a `Concat` are slices of the incoming gradient. `Add`, `Sum` and
+        `Identity` pass the gradient on, except to broadcast operands. An op whose result is a view of the input with
+        all its elements passes it on, too (`Reshape`, `Transpose`). (The gradient of x + x is doubled, in new storage;
+        a graph cannot show this, as it names each input once: it looks like x + constant.)
         """
         if not self._share_gradients or len(arriving) != 1:
             return None
@@ -197,12 +205,18 @@ class _Backward:
         return None
 
     def results(self) -> Iterator[str]:
-        """Yield what must be in memory at the end: the gradients of graph inputs, and the tokens."""
+        """Yield the tensors needed at the end.
+
+        These are the gradients of graph inputs, and the tokens.
+        """
         yield from (self._gradient[name] for name in self._forward.inputs if name in self._gradient)
         yield from self._tokens
 
     def _new_gradient(self, of: str, view_of: str | None) -> str:
-        """Add a gradient of the forward tensor `of`, of its own storage or a view of another gradient."""
+        """Add a gradient of the forward tensor `of`.
+
+        It has storage of its own, or is a view of another gradient.
+        """
         like = self._forward.tensors[of]
         number = self._contributions.get(of, 0) + 1
         name = self._tensor_names.fresh(f"{of}.grad" if number == 1 else f"{of}.grad.{number}")
@@ -217,16 +231,16 @@ class _Backward:
         return name
 
     def _contribute(self, name: str, gradient: str) -> None:
-        """Make `gradient` the gradient of forward tensor `name`, or add it to the existing one."""
+        """Set a forward tensor's gradient, or add to the existing gradient."""
         self._contributions[name] = self._contributions.get(name, 0) + 1
         if name in self._gradient:
             gradient = self._accumulate(name, self._gradient[name], gradient)
         self._gradient[name] = gradient
 
     def _accumulate(self, of: str, earlier: str, later: str) -> str:
-        """Add the sum of two gradients of forward tensor `of`.
+        """Sum two gradients of the forward tensor `of`.
 
-        In place where one of them has storage of its own that only this sum reads.
+        The sum is in place if a gradient has storage of its own that only this sum reads.
         """
         like = self._forward.tensors[of]
         size = _value_bytes(self._forward, of)
@@ -251,7 +265,10 @@ class _Backward:
         return total.name
 
     def _accumulation_time(self, flops: int, moved_bytes: int) -> int:
-        """Return the time of a sum, in what the graph counts: one unit, its FLOPs, or the time to move its bytes."""
+        """Return the time of a sum, in the graph's time unit.
+
+        It is one unit, its FLOPs, or the time to move its bytes.
+        """
         match self._forward.time_unit:
             case "unit":
                 return 1
@@ -261,7 +278,10 @@ class _Backward:
                 return ceil(moved_bytes * self._move_time)
 
     def _moved_bytes(self, arriving: Sequence[str], saved: Sequence[str], gradients: Sequence[str]) -> int:
-        """Return the bytes of the tensors that a backward op reads and writes; handing gradients on moves nothing."""
+        """Return the bytes that a backward op reads and writes.
+
+        An op that only passes gradients on moves nothing.
+        """
         if gradients and all(self.tensors[name].view_of is not None for name in gradients):
             return 0
         # A saved view comes with its base, so that each storage counts once.
@@ -271,9 +291,11 @@ class _Backward:
 
 
 def _fastest_move(graph: Draft) -> Fraction:
-    """Return the time in which a byte is moved: that of the op that moves its bytes fastest, 0 where no op takes time.
+    """Return the shortest time in which an op of the graph moves a byte.
 
-    The ops' times tell how fast the device is; the ops that mostly move bytes move them fastest.
+    It is 0 if no op takes time.
+
+    The ops' times show the device's speed; ops that mostly move bytes move them fastest.
     """
 
     times = ((op.time, _forward_moved_bytes(graph, op)) for op in graph.ops)

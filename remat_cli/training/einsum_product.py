@@ -1,7 +1,7 @@
-"""The product of matrices that `torch.einsum` makes of two operands.
+"""The matrix product of `torch.einsum` with two operands.
 
-Written after `einsum` and `sumproduct_pair` of PyTorch 2.13: the dimensions of the result come first, then those that
-are summed, by their labels; each operand is brought into the order of its matrices, and reshaped into a stack of them.
+Written after `einsum` and `sumproduct_pair` of PyTorch 2.13: result dimensions come first, then summed dimensions, by
+their labels; each operand is permuted into the order of its matrices, and reshaped into a stack of matrices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remat_cli.core.operators import Operand, Operator
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """An operand of the product.
+    """An operand of a matrix product.
 
     Attributes:
         value: the operand; its shape is known.
@@ -29,17 +29,20 @@ class Factor:
 
     @property
     def summed_first(self) -> bool:
-        """Whether it has dimensions that neither the result nor the other operand has: they are summed beforehand."""
+        """Whether dimensions of this operand alone are summed first.
+
+        Neither the result nor the other operand has these dimensions.
+        """
         return prod(self.form) < self.value.elements
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What `torch.einsum` makes of two operands.
+    """A matrix product with its result's axes.
 
     Attributes:
         factors: the two operands.
-        shape: of the result, in the order in which the product of the matrices has its dimensions.
+        shape: shape of the result, in the order of the matrix product's dimensions.
         axes: for each dimension of the result its place in `shape`.
     """
 
@@ -48,13 +51,13 @@ class Product:
     axes: tuple[int, ...]
 
 
-# Stands for all dimensions that have no label; written out, they get those from here on, behind all letters.
+# Stands for all dimensions without a label; their labels begin here, after all letters.
 _OTHERS = "..."
 _FIRST_OTHER = 0x100
 
 
 def product_of(operator: Operator) -> Product | None:
-    """Return the product of matrices that an Einsum is, or None where it is none, or is written in another form.
+    """Return the matrix product of an Einsum; None for another form.
 
     The other forms have one operand, more than two, or a label twice in an operand.
     """
@@ -83,23 +86,25 @@ def product_of(operator: Operator) -> Product | None:
         stacks, high, wide = (prod(sizes[label] for label in group) for group in groups)
         return Factor(value, axes, (stacks, high, wide))
 
-    made = stack + rows + columns
+    dims = stack + rows + columns
     return Product(
         (
             factor(0, stack, rows, summed),
             factor(1, stack, summed, "".join(label for label in columns if label in wide_right)),
         ),
-        tuple(sizes[label] for label in made),
-        tuple(made.index(label) for label in result),
+        tuple(sizes[label] for label in dims),
+        tuple(dims.index(label) for label in result),
     )
 
 
 def _written_out(terms: Sequence[str], ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the terms with labels in the place of `...`, and these labels; operands share the last of them.
+    """Replace `...` in terms by labels; return terms and new labels.
+
+    Operands share the last labels.
 
     Args:
         terms: labels of each operand.
-        ranks: how many dimensions each has.
+        ranks: number of dimensions of each operand.
     """
     letters = [len(term.replace(_OTHERS, "")) for term in terms]
     counts = [max(0, rank - n) if _OTHERS in t else 0 for t, n, rank in zip(terms, letters, ranks, strict=False)]

@@ -1,4 +1,4 @@
-"""How much a plain training step keeps of its forward pass for its backward."""
+"""Activations that a plain training step keeps for its backward."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase, Tensor
 from remat_cli.training.annotate import is_differentiable
 from remat_cli.training.derive import LOSS_TYPE
 
-# What seeds the gradients reads the outputs, which are no activations.
+# The ops that seed the gradients read the outputs, which are no activations.
 _BETWEEN_PASSES = (LOSS_TYPE, BOUNDARY_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptForBackward:
-    """Activations that are kept from the forward pass for the backward, each storage counted once.
+    """Activations kept for the backward, each storage counted once.
 
     Attributes:
-        float_bytes: bytes of floats (and of what has no element type).
+        float_bytes: bytes of floats (and of tensors without an element type).
         integer_bytes: bytes of indices and masks.
-        tensors: names of the tensors that own the storage.
+        tensors: names of the tensors that own the storages.
     """
 
     float_bytes: int
@@ -30,14 +30,14 @@ class KeptForBackward:
 
 @dataclass(frozen=True, slots=True)
 class KeptOfModule:
-    """What a part of the model keeps.
+    """Activations kept for the backward by a part of the model.
 
     Attributes:
-        module: path of the part; empty for what belongs to none.
-        bytes: of all that its forward ops keep.
-        tensors: how many these are.
-        largest: the name of the largest.
-        source: file and line of the code that makes the largest; None where that is not known.
+        module: path of the part; empty for tensors outside all parts.
+        bytes: sum over the kept tensors of its forward ops.
+        tensors: number of these tensors.
+        largest: name of the largest tensor.
+        source: file and line of the code behind the largest tensor; None if unknown.
     """
 
     module: str
@@ -48,10 +48,10 @@ class KeptOfModule:
 
 
 def kept_for_backward(training: Graph) -> KeptForBackward:
-    """Return what the backward ops of a training graph read of what its forward ops made.
+    """Return the forward results that backward ops read.
 
-    Parameters and graph inputs do not count: they are resident. Nor does what only the loss, or the op between the
-    passes, reads.
+    Parameters and graph inputs do not count: they are resident. Tensors that only the loss or the op between the passes
+    reads do not count, either.
     """
     tensors, producer = training.tensors, training.producer
     reads = (op.inputs for op in training.ops if op.phase is Phase.BACKWARD and op.type not in _BETWEEN_PASSES)
@@ -66,14 +66,17 @@ def kept_for_backward(training: Graph) -> KeptForBackward:
 
 
 def kept_by_module(training: Graph, kept: KeptForBackward) -> tuple[KeptOfModule, ...]:
-    """Return what each part of the model keeps, the largest first; empty if the graph does not know its parts."""
+    """Return kept activations by part of the model, the largest first.
+
+    The result is empty if the graph has no parts.
+    """
     parts: dict[str, list[Tensor]] = {}
     for name in kept.tensors:
         parts.setdefault(training.producer[name].module or "", []).append(training.tensors[name])
     if not any(parts):
         return ()
-    found = (_of_module(training, module, tensors) for module, tensors in parts.items())
-    return tuple(sorted(found, key=lambda part: -part.bytes))
+    modules = (_of_module(training, module, tensors) for module, tensors in parts.items())
+    return tuple(sorted(modules, key=lambda part: -part.bytes))
 
 
 def _of_module(training: Graph, module: str, tensors: list[Tensor]) -> KeptOfModule:

@@ -1,9 +1,10 @@
-"""Ops that a file holds as several nodes, and that training runs as one kernel, which keeps less for the backward.
+"""Groups of nodes that training runs as one kernel.
 
-Two writers take such ops apart. An exporter does where its operator set has none like it (`silu`, and below operator
-set 20 `gelu`). A model does where its code spells the formula out (GPT-2's GELU, Llama's RMS norm); PyTorch then keeps
-the values between. What the exporters of PyTorch 2.13 write for operator sets 16 to 23 is told from the other by the
-order of its products.
+A kernel keeps less for the backward than its nodes would.
+
+Such groups come from two places. An exporter splits an op that its operator set lacks (`silu`, and below operator set
+20 `gelu`). A model's code may spell a formula out (GPT-2's GELU, Llama's RMS norm); PyTorch then keeps the inner
+values. The order of the products distinguishes the two, for exporters of PyTorch 2.13 and operator sets 16 to 23.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _MOST_FACTORS = 8
 
 
 class Kernels(StrEnum):
-    """Which ops training runs in one kernel, of those that a file may hold as several nodes."""
+    """Groups of nodes that training runs in one kernel."""
 
-    WRITTEN = "written"  # none: the nodes as they stand
-    ORIGINAL = "original"  # those that were one op before an exporter took them apart
-    FUSED = "fused"  # those that the model spells out, too
+    WRITTEN = "written"  # none: the file's nodes
+    ORIGINAL = "original"  # ops that an exporter split
+    FUSED = "fused"  # formulas that a model spells out, too
 
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """A forward graph with one op in the place of each group.
+    """A forward graph with one op in place of each group.
 
     Attributes:
-        graph: without the values within the groups.
-        operators: one for each op.
-        groups: how many groups there were, by the type of the op.
-        nodes: how many nodes these had.
+        graph: the graph, without the inner values of groups.
+        operators: an operator for each op.
+        groups: number of groups by the op's type.
+        nodes: number of nodes in all groups.
     """
 
     graph: Draft
@@ -49,17 +50,17 @@ class FusedGraph:
 
 
 def with_kernels(graph: Draft, operators: Mapping[str, Operator], which: Kernels) -> FusedGraph:
-    """Put one op in the place of each group of nodes that stands for it.
+    """Replace each group of nodes by one op.
 
-    A group is left as it is where one of its inner values is read from outside, or is a result of the graph.
+    A group stays if an outside op reads an inner value, or an inner value is an output of the graph.
 
     Args:
         graph: a forward pass.
-        operators: one for each op.
-        which: the groups that are put together.
+        operators: an operator for each op.
+        which: the groups to replace.
     """
     nodes = _Nodes(graph, operators)
-    groups: dict[str, _Group] = {}  # by the member in whose place the op runs
+    groups: dict[str, _Group] = {}  # by the member that the op replaces in the order
     taken: set[str] = set()
     for op in graph.ops if which is not Kernels.WRITTEN else ():
         group = _recognised(nodes, op.name)
@@ -96,13 +97,13 @@ class _Group:
     """Nodes that stand for one op.
 
     Attributes:
-        type: of the op.
-        inputs: its operands.
+        type: type of the op.
+        inputs: operands of the op.
         members: names of the nodes.
-        results: what the op makes.
-        attributes: of the op.
-        spelled_out: whether only models write these nodes, and no exporter.
-        place: position of the member in whose place the op runs.
+        results: results of the op.
+        attributes: attributes of the op.
+        spelled_out: whether these nodes come from a model's code, not from an exporter.
+        place: position of the member that the op replaces in the order.
     """
 
     type: str
@@ -115,7 +116,7 @@ class _Group:
 
     @property
     def operator(self) -> Operator:
-        """The op."""
+        """The operator of the op."""
         return Operator(self.type, self.inputs, self.results, self.attributes, _OPSET)
 
 
@@ -136,11 +137,14 @@ def _op(graph: Draft, group: _Group) -> Op:
 
 
 class _OtherForm(Exception):
-    """The nodes are not those that are looked for."""
+    """The nodes form no group of this kind."""
 
 
 class _Nodes:
-    """The nodes of a graph by what they read and make. What is looked up and not there raises `_OtherForm`."""
+    """The nodes of a graph, found by their values.
+
+    A missing node or value raises `_OtherForm`.
+    """
 
     def __init__(self, graph: Draft, operators: Mapping[str, Operator]) -> None:
         self.operators = operators
@@ -166,7 +170,7 @@ class _Nodes:
         return _present(self.operators[node].outputs, 0)
 
     def maker(self, value: Operand, *types: str) -> str:
-        """Return the node that makes a value, which is of one of these types."""
+        """Return the producer of a value, a node of one of these types."""
         node = self._maker.get(value.name)
         if node is None or self.type(node) not in types:
             raise _OtherForm
@@ -177,14 +181,17 @@ class _Nodes:
         return tuple(self._readers.get(self.output(node).name, ()))
 
     def reader(self, node: str, *types: str) -> str:
-        """Return the only node that reads the first result of a node, which is of one of these types."""
+        """Return the only reader of a node's first result.
+
+        The reader has one of these types.
+        """
         readers = self.readers(node)
         if len(readers) != 1 or self.type(readers[0]) not in types:
             raise _OtherForm
         return readers[0]
 
     def passed_on(self, node: str, *types: str) -> tuple[str, ...]:
-        """Return the nodes of these types through which the result of a node goes on, one after the other."""
+        """Return the chain of nodes of these types after a node."""
         passed: list[str] = []
         while True:
             try:
@@ -192,15 +199,15 @@ class _Nodes:
             except _OtherForm:
                 return tuple(passed)
 
-    def beside(self, node: str, value: Operand) -> Operand:
-        """Return the other operand of a node with two, one of which is `value`."""
+    def other_operand(self, node: str, value: Operand) -> Operand:
+        """Return the other operand of a node that reads `value`."""
         first, second = self.input(node, 0), self.input(node, 1)
         if value.name not in (first.name, second.name):
             raise _OtherForm
         return second if first.name == value.name else first
 
-    def beside_constant(self, node: str) -> Operand:
-        """Return the other operand of a node with two, one of which is a constant."""
+    def non_constant_operand(self, node: str) -> Operand:
+        """Return the other operand of a node that reads a constant."""
         operands = [self.input(node, position) for position in (0, 1)]
         others = [value for value in operands if value.role is not Role.CONSTANT]
         if len(others) != 1:
@@ -208,7 +215,7 @@ class _Nodes:
         return others[0]
 
     def are_closed(self, group: _Group) -> bool:
-        """Tell whether no one outside a group needs what is within it."""
+        """Return whether nodes outside read no inner value of a group."""
         tensors, members = self._graph.tensors, set(group.members)
         results = {value.name for value in group.results}
         inner = {name for member in group.members for name in self._graph.op[member].outputs} - results
@@ -233,7 +240,7 @@ def _shape(value: Operand) -> tuple[int, ...]:
 
 
 def _recognised(nodes: _Nodes, node: str) -> _Group | None:
-    """Return the group that is recognised by this node."""
+    """Return the group recognised at a node; None without a group."""
     recognise = _RECOGNISERS.get(nodes.type(node))
     try:
         return None if recognise is None else recognise(nodes, node)
@@ -247,7 +254,7 @@ def _recognised(nodes: _Nodes, node: str) -> _Group | None:
 def _swish(nodes: _Nodes, sigmoid: str) -> _Group:
     """x * sigmoid(x)."""
     x, product = nodes.input(sigmoid, 0), nodes.reader(sigmoid, "Mul")
-    if nodes.beside(product, nodes.output(sigmoid)).name != x.name:
+    if nodes.other_operand(product, nodes.output(sigmoid)).name != x.name:
         raise _OtherForm
     return _Group("Swish", (x,), (sigmoid, product), (nodes.output(product),))
 
@@ -255,7 +262,7 @@ def _swish(nodes: _Nodes, sigmoid: str) -> _Group:
 def _gelu(nodes: _Nodes, function: str) -> _Group:
     """Half of x * (1 + f(x)), where f is erf of a multiple of x, or tanh of a polynomial in x."""
     plus_one = nodes.reader(function, "Add")
-    nodes.beside_constant(plus_one)
+    nodes.non_constant_operand(plus_one)
     x, products, spelled_out = _times_half_of_x(nodes, plus_one)
     argument = _factors(nodes, nodes.input(function, 0), x)
     result = nodes.output(products[-1])
@@ -263,44 +270,50 @@ def _gelu(nodes: _Nodes, function: str) -> _Group:
 
 
 def _times_half_of_x(nodes: _Nodes, factor: str) -> tuple[Operand, tuple[str, ...], bool]:
-    """Return x, the two products, and whether x itself is halved, as models write it."""
+    """Return x, the two products, and whether x itself is halved.
+
+    Models halve x.
+    """
     first = nodes.reader(factor, "Mul")
-    other = nodes.beside(first, nodes.output(factor))
+    other = nodes.other_operand(first, nodes.output(factor))
     if other.role is Role.CONSTANT:
         second = nodes.reader(first, "Mul")
-        return nodes.beside(second, nodes.output(first)), (first, second), False
+        return nodes.other_operand(second, nodes.output(first)), (first, second), False
     try:
         second = nodes.reader(first, "Mul")
-        nodes.beside_constant(second)
+        nodes.non_constant_operand(second)
         return other, (first, second), False
     except _OtherForm:
         half = nodes.maker(other, "Mul")
-        return nodes.beside_constant(half), (half, first), True
+        return nodes.non_constant_operand(half), (half, first), True
 
 
 def _factors(nodes: _Nodes, value: Operand, x: Operand) -> tuple[str, ...]:
-    """Return the nodes that make `value` of x and constants alone."""
-    found: dict[str, None] = {}
+    """Return the nodes between `value` and x; other inputs are constants."""
+    between: dict[str, None] = {}
     pending = [value]
     while pending:
         operand = pending.pop()
         if operand.name == x.name or operand.role is Role.CONSTANT:
             continue
         node = nodes.maker(operand, "Mul", "Add", "Div", "Pow")
-        found[node] = None
-        if len(found) > _MOST_FACTORS:
+        between[node] = None
+        if len(between) > _MOST_FACTORS:
             raise _OtherForm
         pending += [nodes.input(node, 0), nodes.input(node, 1)]
-    return tuple(found)
+    return tuple(between)
 
 
 def _normalization(nodes: _Nodes, root: str) -> _Group:
-    """Layer norm, or the norm by the root mean square; the last dimensions are normalized, then scaled."""
-    variance = nodes.maker(nodes.beside_constant(nodes.maker(nodes.input(root, 0), "Add")), "ReduceMean")
+    """Layer norm or RMS norm.
+
+    The last dimensions are normalized, then scaled.
+    """
+    variance = nodes.maker(nodes.non_constant_operand(nodes.maker(nodes.input(root, 0), "Add")), "ReduceMean")
     plus_epsilon = nodes.maker(nodes.input(root, 0), "Add")
     square = nodes.maker(nodes.input(variance, 0), "Pow", "Mul")
     centred = nodes.input(square, 0)
-    if nodes.type(square) == "Mul" and nodes.beside(square, centred).name != centred.name:
+    if nodes.type(square) == "Mul" and nodes.other_operand(square, centred).name != centred.name:
         raise _OtherForm
     try:
         x, centring = _centring(nodes, centred)
@@ -320,7 +333,7 @@ def _normalization(nodes: _Nodes, root: str) -> _Group:
 
 
 def _centring(nodes: _Nodes, centred: Operand) -> tuple[Operand, tuple[str, ...]]:
-    """Return x and the nodes that take its mean from it."""
+    """Return x and the nodes that subtract its mean."""
     difference = nodes.maker(centred, "Sub")
     x, mean = nodes.input(difference, 0), nodes.maker(nodes.input(difference, 1), "ReduceMean")
     if nodes.input(mean, 0).name != x.name:
@@ -333,13 +346,13 @@ def _divided(nodes: _Nodes, value: Operand, root: str) -> tuple[str, ...]:
     first = nodes.reader(root, "Div", "Reciprocal")
     quotient = nodes.reader(first, "Mul") if nodes.type(first) == "Reciprocal" else first
     divisor = nodes.output(root if quotient == first else first)
-    if nodes.beside(quotient, divisor).name != value.name:
+    if nodes.other_operand(quotient, divisor).name != value.name:
         raise _OtherForm
     return tuple(dict.fromkeys((first, quotient)))
 
 
 def _affine(nodes: _Nodes, node: str, most: int) -> tuple[tuple[Operand, ...], tuple[str, ...]]:
-    """Return the weights with which the result of `node` is scaled, and shifted, and the nodes that do so."""
+    """Return the scale and shift weights after `node`, with their nodes."""
     weights: list[Operand] = []
     members: list[str] = []
     for type_ in ("Mul", "Add")[:most]:
@@ -347,7 +360,7 @@ def _affine(nodes: _Nodes, node: str, most: int) -> tuple[tuple[Operand, ...], t
         last = (node, *members, *casts)[-1]
         try:
             applied = nodes.reader(last, type_)
-            weight = nodes.beside(applied, nodes.output(last))
+            weight = nodes.other_operand(applied, nodes.output(last))
         except _OtherForm:
             break
         if weight.role is not Role.PARAMETER:
@@ -358,7 +371,7 @@ def _affine(nodes: _Nodes, node: str, most: int) -> tuple[tuple[Operand, ...], t
 
 
 def _first_reduced(whole: tuple[int, ...], reduced: tuple[int, ...]) -> int:
-    """Return the first of the last dimensions, over which was reduced."""
+    """Return the first of the reduced last dimensions."""
     if len(whole) != len(reduced):
         raise _OtherForm
     kept = next((axis for axis, size in enumerate(reduced) if size != whole[axis]), len(whole))
@@ -368,12 +381,15 @@ def _first_reduced(whole: tuple[int, ...], reduced: tuple[int, ...]) -> int:
 
 
 def _group_norm(nodes: _Nodes, norm: str) -> _Group:
-    """Each group of channels is normalized like one channel, then the channels are scaled and shifted."""
+    """Group norm.
+
+    Each group of channels is normalized like one channel, then the channels are scaled and shifted.
+    """
     cut, joined = nodes.maker(nodes.input(norm, 0), "Reshape"), nodes.reader(norm, "Reshape")
     scaled = nodes.reader(joined, "Mul")
     shifted = nodes.reader(scaled, "Add")
     x = nodes.input(cut, 0)
-    weights = nodes.beside(scaled, nodes.output(joined)), nodes.beside(shifted, nodes.output(scaled))
+    weights = nodes.other_operand(scaled, nodes.output(joined)), nodes.other_operand(shifted, nodes.output(scaled))
     if nodes.output(joined).shape != x.shape:
         raise _OtherForm
     _, groups, *_ = (*_shape(nodes.output(cut)), 1, 1)
@@ -382,7 +398,10 @@ def _group_norm(nodes: _Nodes, norm: str) -> _Group:
 
 
 def _attention(nodes: _Nodes, softmax: str) -> _Group:
-    """softmax(q k + mask) v; an exporter scales both q and k, a model one of them, or their product."""
+    """Attention: softmax(q k + mask) v.
+
+    An exporter scales both q and k, a model one of them, or their product.
+    """
     guard = _guard(nodes, softmax)
     dropped = nodes.passed_on((softmax, *guard)[-1], "Dropout", *_CASTS)
     weights = (softmax, *guard, *dropped)[-1]
@@ -395,7 +414,7 @@ def _attention(nodes: _Nodes, softmax: str) -> _Group:
     scaling: tuple[str, ...] = ()
     try:
         scaling = nodes.maker(q, "Mul"), nodes.maker(k, "Mul")
-        q, k = (nodes.beside_constant(node) for node in scaling)
+        q, k = (nodes.non_constant_operand(node) for node in scaling)
     except _OtherForm:
         scaling, spelled_out = (), True
     if len(_shape(q)) != 4 or len(_shape(k)) != 4:
@@ -411,13 +430,13 @@ def _attention(nodes: _Nodes, softmax: str) -> _Group:
 
 
 def _guard(nodes: _Nodes, softmax: str) -> tuple[str, ...]:
-    """Return the nodes that put zeros where the softmax is of nothing."""
+    """Return the nodes that put zeros in empty softmax rows."""
     readers = sorted(nodes.readers(softmax), key=nodes.type)
     return tuple(readers) if [nodes.type(node) for node in readers] == ["IsNaN", "Where"] else ()
 
 
 def _scores(nodes: _Nodes, value: Operand) -> tuple[str, Operand | None, tuple[str, ...]]:
-    """Return the product of queries and keys, the mask, and the nodes between the product and `value`."""
+    """Return the product q k, the mask, and the nodes up to `value`."""
     mask: Operand | None = None
     between: list[str] = []
     while True:
@@ -432,20 +451,23 @@ def _scores(nodes: _Nodes, value: Operand) -> tuple[str, Operand | None, tuple[s
 
 
 def _unmasked(nodes: _Nodes, node: str) -> tuple[Operand, Operand | None]:
-    """Return the scores that a node reads, and the mask with which it covers them."""
+    """Return the scores that a node reads, and its mask."""
     match nodes.type(node):
         case "Add":
             return _masked(nodes, node)
         case "Where":
             return _chosen(nodes, node), nodes.input(node, 0)
         case "Mul" | "Div":
-            return nodes.beside_constant(node), None
+            return nodes.non_constant_operand(node), None
         case _:
             return nodes.input(node, 0), None
 
 
 def _masked(nodes: _Nodes, node: str) -> tuple[Operand, Operand]:
-    """Return the scores and the mask that a node adds: the scores are what takes products."""
+    """Return the scores and the mask that a node adds.
+
+    The scores come from a product.
+    """
     for scores, mask in ((0, 1), (1, 0)):
         value = nodes.input(node, scores)
         try:
@@ -458,7 +480,7 @@ def _masked(nodes: _Nodes, node: str) -> tuple[Operand, Operand]:
 
 
 def _chosen(nodes: _Nodes, where: str) -> Operand:
-    """Return the scores where the other choice is a constant."""
+    """Return the scores of a Where whose other choice is constant."""
     choices = [nodes.input(where, position) for position in (1, 2)]
     scores = [value for value in choices if value.role is Role.ACTIVATION]
     if len(scores) != 1:
@@ -467,7 +489,7 @@ def _chosen(nodes: _Nodes, where: str) -> Operand:
 
 
 def _split(nodes: _Nodes, split: str) -> _Group:
-    """A sequence of parts, each of which is then taken out of it."""
+    """A split into a sequence whose parts are then taken out."""
     parts = nodes.readers(split)
     if not parts or any(nodes.type(part) != "SequenceAt" for part in parts):
         raise _OtherForm

@@ -1,4 +1,4 @@
-"""Names for what is added to a graph."""
+"""Unused names for new tensors and ops of a graph."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 
 class Names:
-    """Gives out names that are not yet taken."""
+    """Gives out unused names."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
 
     def fresh(self, wanted: str) -> str:
-        """Return `wanted`, or where that is taken, `wanted` with the first free number from 2 on behind it."""
+        """Return `wanted`, or `wanted` with the first free number.
+
+        Numbers begin at 2.
+        """
         name, number = wanted, 1
         while name in self._taken:
             number += 1

@@ -1,7 +1,7 @@
-"""What the backward of each operator reads, as a table.
+"""The tensors that each operator's backward reads, as a table.
 
-Sources: the gradient builder of onnxruntime, `derivatives.yaml` of PyTorch 2.13, and what PyTorch was measured to save
-(`saved_tensors_hooks`) for 75 operators; where they differ, what PyTorch keeps.
+Sources: the gradient builder of onnxruntime, `derivatives.yaml` of PyTorch 2.13, and measurements of saved tensors in
+PyTorch (`saved_tensors_hooks`) for 75 operators. PyTorch's measurements decide where these differ.
 """
 
 from __future__ import annotations
@@ -170,12 +170,13 @@ _SEVERAL_RESULTS = frozenset({"Split", "LSTM", "GRU", "RNN", "Attention"})
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Which operands of an operator have a gradient, and what each gradient reads.
+    """The operands of an operator with a gradient, and each gradient's reads.
 
     Attributes:
-        reads: [inputs] names that the gradient of each operand reads; None for an operand without a gradient.
+        reads: [inputs] names of the values that the gradient of each operand reads; None for an operand without a
+            gradient.
         results: positions of the outputs that carry a gradient.
-        known: false where the operator is not in the table: every operand has a gradient that reads everything.
+        known: false if the table lacks the operator: every operand then has a gradient that reads everything.
     """
 
     reads: tuple[tuple[str, ...] | None, ...]
@@ -185,11 +186,11 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What stays in memory for an operator's backward.
+    """Values kept in memory for an operator's backward.
 
     Attributes:
         operands: inputs and outputs of the operator.
-        statistics: results that the forward op has to make in addition.
+        statistics: additional results of the forward op.
     """
 
     operands: tuple[Operand, ...]
@@ -197,7 +198,7 @@ class Saved:
 
 
 def gradients_of(operator: Operator) -> Gradients:
-    """Return which operands of `operator` have a gradient, whether or not anybody needs it."""
+    """Return the gradients of an operator's operands, needed or not."""
     if operator.type in _NOT_DIFFERENTIABLE:
         return no_gradients(operator)
     row = _GRADIENT_READS.get(_form(operator))
@@ -211,16 +212,16 @@ def gradients_of(operator: Operator) -> Gradients:
 
 
 def no_gradients(operator: Operator) -> Gradients:
-    """Return what `gradients_of` returns of an operator without any."""
+    """Return the gradients of an operator without a backward."""
     return Gradients(reads=(None,) * len(operator.inputs), results=())
 
 
 def saved_for_backward(operator: Operator, gradients: Gradients, needed: Collection[int]) -> Saved:
-    """Return what the backward of `operator` reads.
+    """Return the values that an operator's backward reads.
 
     Args:
         operator: the forward operator.
-        gradients: what `gradients_of` says of it.
+        gradients: result of `gradients_of` for the operator.
         needed: positions of the inputs whose gradient is needed; those without a gradient are ignored.
     """
     values = dict.fromkeys(
@@ -238,7 +239,7 @@ def saved_for_backward(operator: Operator, gradients: Gradients, needed: Collect
 
 @cache
 def _by_input(row: tuple[str | EllipsisType | None, ...], inputs: int) -> tuple[tuple[str, ...] | None, ...]:
-    """Return what the gradient of each of `inputs` operands reads, from a row of the table."""
+    """Return the reads of each operand's gradient, from a row of the table."""
     if row[-1] is ...:
         row = (*row[:-2], *(row[-2],) * inputs)
     row = (*row, *(None,) * inputs)
@@ -251,7 +252,10 @@ def _shapes_missing(operator: Operator) -> bool:
 
 
 def _form(operator: Operator) -> str:
-    """Return the operator's key in the table: its type, and where its backward depends on more than that, its form."""
+    """Return the operator's key in the table.
+
+    The key is its type, with its form if the backward depends on more than the type.
+    """
     match operator.type:
         case "BatchNormalization":
             # Who trains its scale trains with the statistics of the batch, though many an exporter writes the form for
@@ -268,7 +272,7 @@ def _form(operator: Operator) -> str:
 
 
 def _resolve(name: str, own_position: int, operator: Operator) -> Iterator[Operand | Statistic]:
-    """Yield the values that a name of the table stands for; absent operands are left out."""
+    """Yield the values for a name of the table, without absent operands."""
     inputs, outputs = operator.inputs, operator.outputs
     if name in ("x*", "others"):
         values = [value for i, value in enumerate(inputs) if name == "x*" or i != own_position]

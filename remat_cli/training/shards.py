@@ -1,4 +1,6 @@
-"""Sharded parameters: a training step of one rank, in which an op gathers each block's parameters from all ranks.
+"""Sharded parameters in the training step of one rank.
+
+An op gathers each block's parameters from all ranks.
 
 Source: Zhao et al., PyTorch FSDP, VLDB 2023, section 4; Rajbhandari et al., ZeRO, SC 2020, section 7.2.
 """
@@ -20,12 +22,12 @@ GATHER_TYPE, SCATTER_TYPE = "AllGather", "ReduceScatter"
 
 @dataclass(frozen=True)
 class ShardedBlock:
-    """The trained parameters that are gathered together.
+    """Trained parameters that one op gathers.
 
     Attributes:
-        name: what the names of its parameters have in common.
-        parameters: of one element type, in the order in which they are given.
-        ranks: over which they are sharded.
+        name: common start of the parameters' names.
+        parameters: parameters of one element type, in the given order.
+        ranks: number of ranks that share the parameters.
     """
 
     name: str
@@ -39,7 +41,7 @@ class ShardedBlock:
 
     @property
     def shard(self) -> Operand:
-        """The part of one rank; the last is padded."""
+        """The shard of one rank; the last shard is padded."""
         size = -(-self.bytes // self.ranks)
         return Operand(f"{self.name}.shard", Role.PARAMETER, None, self.parameters[0].dtype, size)
 
@@ -47,17 +49,19 @@ class ShardedBlock:
 def sharded_blocks(
     graph: Draft, operators: Mapping[str, Operator], parameters: Iterable[Operand], ranks: int
 ) -> tuple[ShardedBlock, ...]:
-    """Return the blocks of a model, each of which is gathered as one: those of a layer, and every other module's.
+    """Return the blocks of a model: layers, and other modules.
 
-    The block of a parameter is its name up to the first part with a number ("model.layers.3", "layer3"), or where there
-    is none, up to its last dot. An exporter's name without dots says nothing: the path of the module that reads the
-    parameter first stands before it. Parameters of different element types are gathered apart, as in FSDP.
+    Each block is gathered as one.
+
+    The block of a parameter is its name up to the first part with a number ("model.layers.3", "layer3"), or without a
+    number up to its last dot. A name without dots tells nothing: it is prefixed by the path of the first module that
+    reads the parameter. Parameters of different element types are gathered apart, as in FSDP.
 
     Args:
-        graph: what reads them.
-        operators: one for each op.
-        parameters: those that are trained.
-        ranks: over which each block is sharded.
+        graph: the graph that reads the parameters.
+        operators: an operator for each op.
+        parameters: the trained parameters.
+        ranks: number of ranks that share each block.
     """
     module_of: dict[str, str] = {}
     for op in graph.ops:
@@ -84,18 +88,18 @@ def _block_of(path: str) -> str:
 def with_gathers(
     forward: Draft, operators: Mapping[str, Operator], blocks: Sequence[ShardedBlock], time: Callable[[int], int]
 ) -> Draft:
-    """Return a forward pass that gathers each block of parameters before the first op that reads it.
+    """Return a forward pass that gathers parameters before their first use.
 
-    The shards are graph inputs. A gather makes one tensor, of which the block's parameters are views; ops, and the
-    backwards of those that need it, read them there. So the training graph that is derived has a gradient of every
-    parameter, and the gradient of a gather is a reduce-scatter, which follows the last of them and makes the gradient
-    of the shard. A gather may run again like every other op: that is how a plan reshards.
+    The shards are graph inputs. A gather writes one tensor, and the block's parameters are views of this tensor; ops
+    and backwards read these views. So the derived training graph has a gradient of every parameter. The backward of a
+    gather is a reduce-scatter, which runs after the last of these gradients and writes the gradient of the shard. A
+    plan may run a gather again, like every other op: so it reshards.
 
     Args:
-        forward: with times, and marked by `annotate_saves`.
-        operators: one for each op.
-        blocks: of the trained parameters, which are not among the resident bytes.
-        time: of gathering so many bytes, or scattering them, in the graph's time unit.
+        forward: a forward pass with times and the marks of `annotate_saves`.
+        operators: an operator for each op.
+        blocks: blocks of the trained parameters, which do not count as resident bytes.
+        time: time to gather or scatter a number of bytes, in the graph's time unit.
     """
     names = Names(forward.tensors)
     tensor_of = {value.name: names.fresh(value.name) for block in blocks for value in block.parameters}
@@ -111,7 +115,10 @@ def with_gathers(
 
 
 def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
-    """Return a forward op that reads its parameters as tensors, as its backward does where it needs them."""
+    """Return a forward op that reads its parameters as tensors.
+
+    Its backward reads the needed parameters, too.
+    """
     rule = gradients_of(operator)
     positions = needed_gradients(operator, rule, set(op.grad_inputs or ()))
     saved = saved_for_backward(operator, rule, positions).operands
@@ -130,16 +137,18 @@ def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
 def with_step_gathers(
     step: Draft, gradient_of: Mapping[str, str], blocks: Sequence[ShardedBlock], time: Callable[[int], int]
 ) -> Draft:
-    """Return a training step that gathers parameters as `with_gathers` says, and scatters their gradients.
+    """Return a training step that gathers parameters, scatters gradients.
+
+    It gathers as in `with_gathers`.
 
     Args:
-        step: with times; its parameters are graph inputs, and their gradients are made by backward ops.
+        step: a training step with times; its parameters are graph inputs, and backward ops write their gradients.
         gradient_of: the gradient of each parameter, by the parameter's name.
-        blocks: of the trained parameters.
+        blocks: blocks of the trained parameters.
         time: as for `with_gathers`.
 
     Raises:
-        GraphError: the step does not make the gradient of a parameter itself.
+        GraphError: the step lacks the gradient of a parameter.
     """
     names, op_names = Names(step.tensors), Names(step.op)
     own = {value.name: value.name for block in blocks for value in block.parameters}
@@ -189,13 +198,15 @@ def _gathers(
     names: Names,
     time: Callable[[int], int],
 ) -> tuple[list[Tensor], dict[str, Op]]:
-    """Return shards, gathered blocks and parameters as tensors, and the gather of each parameter by its name.
+    """Return the tensors of gathers, and the gathers by parameter.
+
+    The tensors are shards, gathered blocks and parameters.
 
     Args:
-        graph: to which they are added.
+        graph: the graph that gets the gathers.
         blocks: as for `with_gathers`.
         tensor_of: the tensor of each parameter.
-        names: of tensors, taken and new.
+        names: names of tensors.
         time: as for `with_gathers`.
     """
     op_names = Names(graph.op)

@@ -1,4 +1,6 @@
-"""Statistics: results that forward ops make only for their backward, such as indices, masks, means, logarithms of sums.
+"""Statistics: results of forward ops that only their backward reads.
+
+Such as indices, masks, means, logarithms of sums.
 
 A file exported for inference has no such outputs, but training needs them in memory.
 """
@@ -16,10 +18,10 @@ _ELEMENT_BYTES = {"float32": 4, "int64": 8, "bool": 1}
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A result that the forward op has to make in addition.
+    """An additional result of a forward op.
 
     Attributes:
-        name: what it is, such as "indices".
+        name: name of the statistic, such as "indices".
         shape: dimensions.
         dtype: element type by its ONNX name in lower case.
         bytes: size.
@@ -33,12 +35,12 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How large a statistic is, and where it may already be.
+    """The shape, element type and output position of a statistic.
 
     Attributes:
-        shape_of: its shape.
+        shape_of: function from the operator to the shape.
         dtype: its element type; None means that of the first input.
-        output: the position at which the operator's definition has it as an output, if it has.
+        output: position of the statistic among the operator's outputs; None if the operator does not define it.
     """
 
     shape_of: Callable[[Operator], tuple[int, ...]]
@@ -47,7 +49,9 @@ class _Rule:
 
 
 def statistic_of(name: str, operator: Operator) -> Statistic | Operand:
-    """Return statistic `name` of an operator of which `STATISTICS` has it: the operator's own output where it has one.
+    """Return a statistic of an operator, or the operator's own output.
+
+    `STATISTICS` must have the statistic.
 
     The shapes of the operator's first input and first output must be known.
     """
@@ -100,7 +104,7 @@ def _per_query(operator: Operator) -> tuple[int, ...]:
 
 
 def _per_step(operator: Operator) -> tuple[int, ...]:
-    """Return [steps, batch, directions, 5 * hidden size], which is what PyTorch's fused cells keep.
+    """Return [steps, batch, directions, 5 * hidden size], as PyTorch's fused cells keep.
 
     That is 4 gates and the cell state of an LSTM, and 5 values a hidden unit of a GRU.
     """

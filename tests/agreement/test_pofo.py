@@ -217,7 +217,7 @@ def simulated(chain: Chain, memory: int, rate: Fraction, structure: Structure) -
     items = structure.items()
     names = [("abar" if item.saved else "a", item.layer) for item in items]
     for block, item in zip(structure.blocks, names, strict=False):
-        made_at = forward.now
+        produced_at = forward.now
         kind = Operation.FORWARD_ALL if block.recomputation is None else Operation.FORWARD_CHECK
         steps = [ChainStep(kind, block.first)]
         steps += [ChainStep(Operation.FORWARD_NONE, layer) for layer in range(block.first + 1, block.last + 1)]
@@ -225,7 +225,7 @@ def simulated(chain: Chain, memory: int, rate: Fraction, structure: Structure) -
             if not forward.run(*device.run(step)):
                 return inf
             if step.layer == block.first and block.offloaded:
-                forward.transfer(device.stored.pop(item), made_at)
+                forward.transfer(device.stored.pop(item), produced_at)
     if not forward.run(*device.run(ChainStep(Operation.FORWARD_ALL, structure.loss))):
         return inf
     device.make(("delta", structure.loss))

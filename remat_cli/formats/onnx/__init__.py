@@ -1,4 +1,4 @@
-"""ONNX files: read without their weights, every value sized.
+"""ONNX files, read without their weights, with every value sized.
 
 The symbolic dimensions of the inputs are bound with `ReadOptions.dims` (`--dim batch=8`) or `input_shapes`. The steps,
 one module each: `load` (parse, never touching external data; inline local functions), `dims` (bind), `structure`
@@ -14,19 +14,19 @@ __all__ = ["portable_bytes", "read"]
 
 
 def read(source: Source, options: ReadOptions) -> Reading:
-    """Read an ONNX model as a forward graph; its weights need not be there.
+    """Read an ONNX model as a forward graph, even without its weights.
 
     Args:
         source: a `.onnx` file.
         options: sizes of symbolic dimensions, the aliasing profile, and whether estimates are accepted.
 
     Returns:
-        the graph (kind forward, all times 0, time unit "flop"), with one `Operator` an op.
+        the graph (kind forward, all times 0, time unit "flop"), with one `Operator` per op.
 
     Raises:
-        UsageError: dimensions without a value, or given ones that do not fit the model.
-        GraphError: the file is no valid model, a size cannot be known, or an estimate was needed and
-            `options.strict` forbids it.
+        UsageError: a dimension has no value, or given values do not suit the model.
+        GraphError: the file is no valid model, a size is unknowable, or an estimate was needed but forbidden by
+            `options.strict`.
     """
     # onnx and numpy take 0.1 s to import.
     from remat_cli.formats.onnx.reader import read_model
@@ -35,10 +35,10 @@ def read(source: Source, options: ReadOptions) -> Reading:
 
 
 def portable_bytes(source: Source) -> bytes:
-    """Return a model file that reads as `source` does, without its weights.
+    """Return a model file without weights that reads like `source`.
 
     Raises:
-        GraphError: the file is no model.
+        GraphError: the file is not a model.
     """
     from remat_cli.formats.onnx.load import without_weights
 

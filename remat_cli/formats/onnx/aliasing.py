@@ -1,10 +1,12 @@
-"""Which ops share storage with an input, and which can overwrite one, by runtime.
+"""Views and ops in place, by runtime.
 
-- `torch`: what PyTorch's eager mode makes a view of. Reshape counts as a view always, though PyTorch copies where the
-  input's strides leave it no choice (after a transpose): the copy and its base are then seldom needed both.
-- `ort-cpu`: what onnxruntime's CPU provider was measured to do, version 1.31, without optimisations. What it hands out
-  as an output of the graph it always writes to storage of its own, be it the result of a Reshape or of a Relu.
-- `none`: every op writes storage of its own.
+A view shares storage with an input; an op in place can overwrite an input.
+
+- `torch`: the views of PyTorch's eager mode. Reshape always counts as a view, although PyTorch must copy for some
+  strides of the input (after a transpose): the copy and its base are then seldom both needed.
+- `ort-cpu`: the measured behaviour of onnxruntime's CPU provider, version 1.31, without optimisations. It writes every
+  output of the graph to storage of its own, even the result of a Reshape or of a Relu.
+- `none`: every op writes its own storage.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ _ADDS_IN_PLACE_ORT = frozenset({("com.microsoft", "FusedConv"), ("com.microsoft.
 def viewed_inputs(
     node: onnx.NodeProto, values: Values, opset: int, profile: Aliasing, results: Collection[str]
 ) -> dict[str, str]:
-    """Return the outputs of a node that are views, each with the input whose storage it shares.
+    """Map each output of a node that is a view to its base input.
 
     Args:
         node: the node.
-        values: what is known of its inputs and outputs.
+        values: its inputs and outputs.
         opset: version of ONNX's own operator set.
         profile: the runtime.
-        results: the outputs of the graph that the node stands in.
+        results: the outputs of the node's graph.
     """
     outputs = [name for name in node.output if name]
     if profile is Aliasing.NONE or node.domain != "" or not outputs or not node.input or not node.input[0]:
@@ -50,7 +52,7 @@ def viewed_inputs(
     if profile is Aliasing.ORT_CPU:
         return {} if node.op_type not in _RESHAPES or outputs[0] in results else {outputs[0]: node.input[0]}
     if node.op_type == "Dropout":
-        # Its second output, the mask, is storage of its own.
+        # The second output, the mask, has storage of its own.
         shares = is_inference_dropout(node, values, opset)
         return {node.output[0]: node.input[0]} if shares and node.output[0] else {}
     shares = node.op_type in _RESHAPES | _STRIDED or _keeps_type(node, values)
@@ -65,7 +67,10 @@ def _keeps_type(node: onnx.NodeProto, values: Values) -> bool:
 
 
 def _is_strided_by_constants(node: onnx.NodeProto, values: Values, opset: int) -> bool:
-    """Whether a Slice goes forwards, or a Gather takes one index: PyTorch can then point into the input."""
+    """Whether PyTorch can point into the input of a Slice or Gather.
+
+    It can if the Slice goes forwards, or the Gather takes one index.
+    """
     if node.op_type == "Gather":
         index = values[node.input[1]]
         return index.type.shape == () and not index.is_activation
@@ -78,7 +83,10 @@ def _is_strided_by_constants(node: onnx.NodeProto, values: Values, opset: int) -
 
 
 def overwritten_input(node: onnx.NodeProto, values: Values, profile: Aliasing, results: Collection[str]) -> str | None:
-    """Return the input that a node's first output can take the place of, or None; arguments as for `viewed_inputs`."""
+    """Return the input that a node's first output can overwrite, or None.
+
+    Arguments are as for `viewed_inputs`.
+    """
     if profile is not Aliasing.ORT_CPU or not node.input or not node.output or node.output[0] in results:
         return None
     if (node.domain, node.op_type) in _ADDS_IN_PLACE_ORT:

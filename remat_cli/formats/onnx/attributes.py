@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 
 def plain_attributes(node: onnx.NodeProto) -> dict[str, AttributeValue]:
-    """Return the attributes that are numbers, strings or lists of them; tensors, graphs and types are left out."""
-    found = {}
+    """Return a node's plain attributes: numbers, strings and lists.
+
+    Tensors, graphs and types are left out.
+    """
+    plain = {}
     for attribute in node.attribute:
         value = _plain(attribute)
         if value is not None:
-            found[attribute.name] = value
-    return found
+            plain[attribute.name] = value
+    return plain
 
 
 def _plain(attribute: onnx.AttributeProto) -> AttributeValue | None:
@@ -39,17 +42,17 @@ def _plain(attribute: onnx.AttributeProto) -> AttributeValue | None:
 
 
 def attribute_of(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
-    """Return the attribute of this name, or None where the file does not give it."""
+    """Return the attribute of this name, or None if absent."""
     return next((attribute for attribute in node.attribute if attribute.name == name), None)
 
 
 def integer_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """Return an integer attribute, or its default where the file does not give it."""
+    """Return an integer attribute, or `default` if absent."""
     attribute = attribute_of(node, name)
     return default if attribute is None else attribute.i
 
 
 def integers_attribute(node: onnx.NodeProto, name: str) -> tuple[int, ...]:
-    """Return a list attribute, empty where the file does not give it."""
+    """Return a list attribute; empty if absent."""
     attribute = attribute_of(node, name)
     return () if attribute is None else tuple(attribute.ints)

@@ -1,7 +1,7 @@
-"""Shapes of the ops of `ai.onnx.ml` (scalers, trees, linear models) for which onnx infers a type without a shape.
+"""Shapes of `ai.onnx.ml` ops (scalers, trees, linear models).
 
-The shapes are those that onnxruntime 1.31 gives. Where they depend on more than attributes and the first input, there
-is no rule.
+For these ops onnx infers a type without a shape. The shapes are those of onnxruntime 1.31. There is no rule if they
+depend on more than attributes and the first input.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Rule = Callable[["onnx.NodeProto", _Shape], Sequence[_Shape]]
 def sized_results(
     node: onnx.NodeProto, name: str, types: Mapping[str, ValueType | None], first: ValueType
 ) -> Mapping[str, ValueType | None]:
-    """Return the types of a node's outputs with the shapes that onnx leaves out, as far as there is a rule.
+    """Add known shapes to the types of a node's outputs.
 
     Args:
-        node: from the domain `ai.onnx.ml`.
-        name: of the node, for messages.
-        types: of its outputs, as onnx infers them.
-        first: the type of its first input.
+        node: a node from the domain `ai.onnx.ml`.
+        name: name of the node, for messages.
+        types: types of its outputs, as inferred by onnx.
+        first: type of its first input.
 
     Raises:
         GraphError: an attribute gives a size that no tensor can have.
@@ -53,23 +53,26 @@ def _like_input(_: onnx.NodeProto, shape: _Shape) -> Sequence[_Shape]:
 
 
 def _rows(shape: _Shape) -> int:
-    """The number of samples: a list of features is one."""
+    """The number of samples; a list of features is one sample."""
     return shape[0] if len(shape) > 1 else 1
 
 
 def _concatenated(node: onnx.NodeProto, shape: _Shape) -> Sequence[_Shape]:
-    """All features of a sample beside each other; without their numbers, those of the inputs are not known here."""
+    """The features of all inputs side by side.
+
+    Without their numbers, the result is unknown here.
+    """
     widths = integers_attribute(node, "inputdimensions")
     return [(_rows(shape), sum(widths))] if widths else []
 
 
 def _regressed(targets: str) -> _Rule:
-    """As many values a sample as the attribute of that name says."""
+    """Return a rule for as many values per sample as the attribute says."""
     return lambda node, shape: [(_rows(shape), integer_attribute(node, targets, 1))]
 
 
 def _classified(node: onnx.NodeProto, shape: _Shape) -> Sequence[_Shape]:
-    """A label a sample, and a score for each class."""
+    """A label per sample, and a score for each class."""
     numbers, texts = integers_attribute(node, "classlabels_int64s"), attribute_of(node, "classlabels_strings")
     classes = len(numbers) or (0 if texts is None else len(texts.strings))
     return [(_rows(shape),), (_rows(shape), classes)] if classes else []

@@ -1,7 +1,7 @@
-"""Ops that onnxruntime's optimisers write into their files, and that onnx does not define.
+"""Ops of onnxruntime's optimisers, which onnx does not define.
 
-Some of them are an op of ONNX's own set with an activation added, or another layout of the same elements: their results
-are sized as that op's. `contrib_results` has rules for others. What no rule tells stays unknown.
+Some are an op of ONNX's own set with an added activation, or with another layout of the same elements: their results
+are sized like that op's. `contrib_results` has rules for others. Sizes without a rule stay unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remat_cli.formats.onnx.structure import Node
 if TYPE_CHECKING:
     import onnx
 
-# Metadata of a model that `remat fuse` wrote.
+# The metadata key of a model written by `remat fuse`.
 FUSED_BY = "remat_fused_by"
 
 _Form = Callable[["onnx.NodeProto"], "onnx.NodeProto"]
@@ -23,7 +23,7 @@ _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activatio
 
 
 def full_type(node: onnx.NodeProto) -> str:
-    """Return the name of a node's op with its domain in front, where that is not ONNX's own."""
+    """Return the name of a node's op, prefixed by a foreign domain."""
     return ".".join(filter(None, (node.domain, node.op_type)))
 
 
@@ -33,19 +33,28 @@ def is_contributed(node: onnx.NodeProto) -> bool:
 
 
 def is_fused(model: onnx.ModelProto) -> bool:
-    """Whether onnxruntime's optimiser has worked on a model: it says so, or has ops that only the optimiser makes."""
+    """Whether onnxruntime's optimiser has worked on a model.
+
+    The model says so, or has ops that only the optimiser creates.
+    """
     said = any(entry.key == FUSED_BY for entry in model.metadata_props)
     return said or any(map(is_contributed, model.graph.node))
 
 
 def standard_form(node: Node) -> Node | None:
-    """Return a node of ONNX's own set whose result has the type of this node's first; None where there is none."""
+    """Return a standard node with the type of this node's first result.
+
+    The node is of ONNX's own set; None if there is none.
+    """
     form = _FORMS.get(full_type(node.proto))
     return None if form is None or not node.outputs else Node(node.name, form(node.proto), node.captured)
 
 
 def _as(op_type: str, *positions: int, without: tuple[str, ...] = ()) -> _Form:
-    """Return the form of an op that differs from `op_type` by these attributes, and reads the inputs at `positions`."""
+    """Return the form of an op close to `op_type`.
+
+    It differs by the attributes in `without`, and reads the inputs at `positions`.
+    """
 
     def form(node: onnx.NodeProto) -> onnx.NodeProto:
         standard = _node(op_type, [node.input[at] for at in positions if at < len(node.input)], node)
@@ -66,7 +75,10 @@ def _node(op_type: str, inputs: Sequence[str], like: onnx.NodeProto, **attribute
 
 
 def _reordered_input(node: onnx.NodeProto) -> onnx.NodeProto:
-    """To blocks of channels; the optimiser does so only where the channels fill their blocks."""
+    """The form of a reordering to blocks of channels.
+
+    The optimiser reorders only if the channels fill their blocks.
+    """
     if integer_attribute(node, "channels_last", 0):
         return _node("Transpose", node.input[:1], node, perm=[0, 3, 1, 2])
     return _like_first_input(node)

@@ -1,6 +1,7 @@
-"""Types of what onnxruntime's own ops give: those that its optimisers, its transformer tools and its quantizer write.
+"""Types of the results of onnxruntime's own ops.
 
-Rules follow the shape inference of version 1.32; a test holds those whose kernels the CPU provider has against it.
+Optimisers, transformer tools and quantizers write these ops. Rules follow the shape inference of version 1.32; a test
+compares rules with that for all kernels of the CPU provider.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Call:
-    """A node with the types of what it reads, and the data of its inputs that are known while reading."""
+    """A node with the types of its inputs, and their data if known."""
 
     node: onnx.NodeProto
     inputs: tuple[Value | None, ...]
@@ -35,7 +36,7 @@ class _Call:
         """Return the type of an input.
 
         Raises:
-            LookupError: it is absent, or no tensor of known shape.
+            LookupError: the input is absent, or no tensor of known shape.
         """
         value = self.inputs[at] if self.has(at) else None
         if value is None or not isinstance(value.type, TensorType) or value.type.shape is None:
@@ -46,7 +47,7 @@ class _Call:
         """Return the shape of an input.
 
         Raises:
-            LookupError: as `tensor`, or it has another rank.
+            LookupError: as for `tensor`, or the rank differs.
         """
         shape = self.tensor(at).shape
         if shape is None or (rank is not None and len(shape) != rank):
@@ -60,10 +61,10 @@ class _Call:
         return integer_attribute(self.node, name, default)
 
     def required(self, name: str) -> int:
-        """Return an attribute that the op cannot do without.
+        """Return an attribute that the op requires.
 
         Raises:
-            LookupError: it is absent, or not above 0.
+            LookupError: the attribute is absent, or not above 0.
         """
         number = self.number(name)
         if number <= 0:
@@ -71,10 +72,10 @@ class _Call:
         return number
 
     def integer(self, at: int) -> int:
-        """Return the number that an input holds.
+        """Return the number in an input.
 
         Raises:
-            LookupError: it is not known before the model runs.
+            LookupError: the number is unknown before the model runs.
         """
         value = self.inputs[at] if self.has(at) else None
         if value is None or value.data is None or value.data.size != 1 or value.overridable:
@@ -87,18 +88,24 @@ _Rule = Callable[[_Call], _Types]
 
 
 def result_types(node: onnx.NodeProto, inputs: Sequence[Value | None]) -> _Types | None:
-    """Return the types of a node's outputs by position, as far as they are known; None where its op has no rule."""
+    """Return the types of a node's outputs by position, as far as known.
+
+    None if the op has no rule.
+    """
     rule = _RULES.get(full_type(node))
     if rule is None:
         return None
     try:
         return rule(_Call(node, tuple(inputs)))
-    except (ArithmeticError, LookupError, ValueError):  # an input has not the form that the rule needs
+    except (ArithmeticError, LookupError, ValueError):  # an input does not have the form that the rule needs
         return ()
 
 
 def _like(*positions: int) -> _Rule:
-    """Each output has the type of the input at its position; -1 stands for an output that is not known."""
+    """Return a rule: outputs have the types of inputs at these positions.
+
+    -1 means an unknown output.
+    """
     return lambda call: [None if at < 0 else call.tensor(at) for at in positions]
 
 
@@ -116,7 +123,7 @@ def _broadcast(*positions: int, element: int) -> _Rule:
 
 
 def _normalized(call: _Call, axis: int) -> TensorType:
-    """Return the type of statistics: one for all dimensions from `axis` on."""
+    """Return the type of statistics, one for all dimensions from `axis`."""
     shape = call.shape(0)
     axis %= max(1, len(shape))
     return TensorType(FLOAT32, (*shape[:axis], *[1] * (len(shape) - axis)))
@@ -124,7 +131,7 @@ def _normalized(call: _Call, axis: int) -> TensorType:
 
 def _layer_norm(call: _Call) -> _Types:
     statistics = _normalized(call, call.number("axis", -1))
-    # The simplified form subtracts no mean, and gives the inverse deviation alone.
+    # The simplified form subtracts no mean, and returns only the inverse deviation.
     return [replace(call.tensor(0), element=call.element(1)), statistics, statistics]
 
 
@@ -134,7 +141,10 @@ def _skip_layer_norm(call: _Call) -> _Types:
 
 
 def _embeddings(words: int, element: int) -> _Rule:
-    """Word embeddings of all ids, how many ids of each sequence count, and the embeddings before normalization."""
+    """Word embeddings of all ids, lengths, and unnormalized embeddings.
+
+    The second result is the number of counting ids of each sequence.
+    """
 
     def rule(call: _Call) -> _Types:
         batch, steps = call.shape(0, rank=2)
@@ -148,7 +158,10 @@ def _embeddings(words: int, element: int) -> _Rule:
 
 
 def _product_shape(call: _Call, left: _Shape, right: _Shape) -> _Shape:
-    """The product of operands that may be transposed in their last two dimensions, the others broadcast."""
+    """The shape of a matrix product.
+
+    Operands may be transposed in their last two dimensions; the others are broadcast.
+    """
     if min(len(left), len(right)) < 2:
         raise ValueError("vectors")
     left, right = (
@@ -169,7 +182,7 @@ def _matrix_product(right: int = 1, element: int = 0) -> _Rule:
 
 
 def _quantized_gemm(call: _Call) -> _Types:
-    """In 8 bits where the result has a scale, else in floats."""
+    """A matrix product, in 8 bits if the result has a scale, else in floats."""
     shape = _product_shape(call, call.shape(0, rank=2), call.shape(3, rank=2))
     return [TensorType(call.element(8) if call.has(8) else call.element(1), shape)]
 
@@ -179,7 +192,7 @@ def _integer_product(call: _Call) -> _Types:
 
 
 def _packed_product(call: _Call) -> _Types:
-    """Weights in blocks, with N columns."""
+    """A product with weights in blocks, with N columns."""
     return [replace(call.tensor(0), shape=(*call.shape(0)[:-1], call.required("N")))]
 
 
@@ -194,7 +207,10 @@ def _heads(call: _Call, values: int, lengths: tuple[int, int]) -> TensorType:
 
 
 def _attention(past: int, element: int) -> _Rule:
-    """Input and weights pack queries, keys and values; a cache holds keys and values in one tensor."""
+    """Attention of packed queries, keys and values.
+
+    A cache holds keys and values in one tensor.
+    """
 
     def rule(call: _Call) -> _Types:
         batch, steps, width = call.shape(0, rank=3)
@@ -220,7 +236,7 @@ def _multi_head_attention(past: int) -> _Rule:
         total = keys
         if call.has(past):
             cached = call.shape(past, rank=4)[2]
-            # A cache of fixed size, or one that grows.
+            # A cache of fixed size, or a growing one.
             total = cached if call.number("past_present_share_buffer") or call.has(past + 2) else cached + keys
         element = call.element(0)
         return [
@@ -234,9 +250,10 @@ def _multi_head_attention(past: int) -> _Rule:
 
 
 def _operands(call: _Call) -> tuple[int, int, int]:
-    """Return the number of keys, and the columns of all heads of keys and of values.
+    """Return the number of keys, and the columns of keys and of values.
 
-    Queries stand apart, or are packed with keys and values; keys and values stand apart, packed, or by head.
+    The columns are those of all heads. Queries are separate, or packed with keys and values; keys and values are
+    separate, packed together, or by head.
     """
     query = call.shape(0)
     if len(query) == 5:  # [batch, steps, heads, 3, size]
@@ -251,7 +268,10 @@ def _operands(call: _Call) -> tuple[int, int, int]:
 
 
 def _group_query_attention(call: _Call) -> _Types:
-    """Caches are as long as all steps, or as their buffers, whichever is more: how many steps is an input."""
+    """Attention with caches of all steps, or of their buffers if longer.
+
+    The number of steps is an input.
+    """
     batch, steps, width = call.shape(0, rank=3)
     heads, groups = call.required("num_heads"), call.required("kv_num_heads")
     size = width // heads if call.has(2) else width // (heads + 2 * groups)
@@ -283,7 +303,10 @@ def _gated_position_bias(call: _Call) -> _Types:
 
 
 def _position_bias(call: _Call) -> _Types:
-    """A row of biases for each head; how long queries and keys are is an input."""
+    """A row of biases for each head.
+
+    The lengths of queries and keys are inputs.
+    """
     heads = call.shape(0, rank=2)[1]
     return [replace(call.tensor(0), shape=(1, heads, call.integer(1), call.integer(2)))]
 
@@ -300,7 +323,10 @@ def _with_channels_last(shape: _Shape) -> _Shape:
 
 
 def _window(op_type: str, weights: int | None = None, element: int = 0, *, last: bool | None = None) -> _Rule:
-    """A convolution, or a pooling where `weights` is None, as onnx sizes it; channels come last by an attribute."""
+    """Return the rule of a convolution or pooling, sized by onnx.
+
+    `weights` None means a pooling. An attribute says that channels come last.
+    """
 
     def rule(call: _Call) -> _Types:
         from onnx import defs, helper, shape_inference
@@ -329,7 +355,7 @@ def _window(op_type: str, weights: int | None = None, element: int = 0, *, last:
 
 
 def _reordered_output(call: _Call) -> _Types:
-    """From blocks of channels, less the channels that only fill the last block."""
+    """A result reordered from blocks, without filling channels."""
     images, channels, height, width = call.shape(0, rank=4)
     channels = call.number("channels", channels)
     by_last = (images, height, width, channels)
@@ -344,7 +370,7 @@ def _enlarged(call: _Call) -> _Types:
 
 
 def _split_gelu(call: _Call) -> _Types:
-    """One half of the last dimension gates the other."""
+    """A result whose last dimension is halved: one half gates the other."""
     *rest, last = call.shape(0)
     return [replace(call.tensor(0), shape=(*rest, last // 2))]
 
@@ -353,7 +379,10 @@ def _split_gelu(call: _Call) -> _Types:
 
 
 def _concatenated(call: _Call) -> _Types:
-    """Scale and zero point of the result, and then of each part: the part, its scale and its zero point."""
+    """A concatenation of quantized parts.
+
+    Inputs are scale and zero point of the result, then for each part: the part, its scale and its zero point.
+    """
     shapes = [call.shape(at) for at in range(2, len(call.inputs), 3)]
     axis = call.number("axis") % len(shapes[0])
     whole = sum(shape[axis] for shape in shapes)
@@ -387,7 +416,10 @@ def _dequantized(call: _Call) -> _Types:
 
 
 def _gathered_blocks(call: _Call) -> _Types:
-    """Rows of a table in blocks, in floats; bytes may hold more elements than one."""
+    """Rows of a table in blocks, as floats.
+
+    A byte may hold several elements.
+    """
     table, axis = call.tensor(0), call.number("gather_axis")
     shape = list(call.shape(0))
     if table.element.name == "uint8":
@@ -398,7 +430,10 @@ def _gathered_blocks(call: _Call) -> _Types:
 
 
 def _recurrent_states(call: _Call) -> _Types:
-    """The states of all steps by direction, and the last ones; weights are [directions, in, 4 gates of hidden]."""
+    """The states of all steps by direction, and the last states.
+
+    Weights are [directions, in, 4 gates of hidden].
+    """
     steps, batch, _ = call.shape(0, rank=3)
     directions, _, gates = call.shape(1, rank=3)
     last = replace(call.tensor(0), shape=(directions, batch, gates // 4))
@@ -413,7 +448,10 @@ def _with_mask(call: _Call) -> _Types:
 
 
 def _padded(call: _Call) -> _Types:
-    """Where each token goes says how many there are with padding."""
+    """A result padded again.
+
+    The places of the tokens give their number with padding.
+    """
     return [replace(call.tensor(0), shape=(*call.shape(1, rank=2), call.shape(0, rank=2)[1]))]
 
 
@@ -422,7 +460,7 @@ def _own(names: str, rule: _Rule) -> dict[str, _Rule]:
 
 
 _RULES: Mapping[str, _Rule] = {
-    # In files of operator sets that do not have them yet, onnxruntime writes these two as if they did.
+    # onnxruntime writes these two even into files whose operator sets lack them.
     "LayerNormalization": _layer_norm,
     "SimplifiedLayerNormalization": _layer_norm,
     "com.microsoft.nchwc.ReorderOutput": _reordered_output,

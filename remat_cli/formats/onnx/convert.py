@@ -1,10 +1,10 @@
-"""The `Graph` and the operators of a sized ONNX graph.
+"""Conversion of a sized ONNX graph to a `Graph` and its operators.
 
-- Initializers, Constant nodes and what was folded are resident bytes, not tensors. Where one of them is an output of
-  the graph, that output is in memory anyway, and is left out of the graph's outputs.
-- A view of a resident value is a tensor of 0 bytes that is a view of nothing.
-- An op that reads only stored values, and was not folded (the transpose or cast of a weight), is an op like any other:
-  that is what it costs where a runtime executes it each time; constant folding by the exporter removes it.
+- Initializers, Constant nodes and folded values are resident bytes, not tensors. If one of them is an output of the
+  graph, it is in memory anyway, and is left out of the graph's outputs.
+- A view of a resident value is a tensor of 0 bytes without a base.
+- An op that reads only stored values, and was not folded (the transpose or cast of a weight), stays an op: a runtime
+  executes it each time, unless the exporter folds constants.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from remat_cli.formats.reader import Aliasing
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a sized graph becomes a `Graph`.
+    """The conversion of a sized graph to a `Graph`.
 
     Attributes:
         opsets: the operator sets of the file.
-        profile: which ops are views or work in place.
+        profile: rules for views and ops in place.
         counts_workspace: whether the workspace of onnxruntime's kernels is counted.
     """
 
@@ -45,7 +45,7 @@ class Conversion:
     counts_workspace: bool
 
     def graph(self, sized: SizedGraph, name: str) -> Graph:
-        """Return the graph, of kind forward, with no times yet.
+        """Return the forward graph, without times yet.
 
         Raises:
             GraphError: every node was folded, or the sizes add up to more than 2^60 bytes.
@@ -70,11 +70,14 @@ class Conversion:
         )
 
     def operators(self, sized: SizedGraph) -> dict[str, Operator]:
-        """Return the operators of the graph's ops by name; what bodies read from outside follows the inputs."""
+        """Return the operators of the graph's ops by name.
+
+        Values that bodies read from outside follow the inputs.
+        """
         return {node.node.name: self._operator(node.node, sized.values) for node in sized.nodes}
 
     def _storage(self, sized: SizedGraph) -> dict[str, str | None]:
-        """Return the base of each view, None where that is a resident value."""
+        """Return the base of each view; None for a resident base."""
         storage: dict[str, str | None] = {}
         dropped: Mapping[str, str] = {}
         if self.profile is Aliasing.ORT_CPU:
@@ -103,7 +106,10 @@ class Conversion:
         )
 
     def _inplace(self, node: Node, sized: SizedGraph, storage: Mapping[str, str | None]) -> str | None:
-        """Return the tensor whose storage the first output takes over: one that an op made, of the same size."""
+        """Return the tensor whose storage the first output takes over.
+
+        It is the output of an op, of the same size.
+        """
         name = overwritten_input(node.proto, sized.values, self.profile, sized.outputs)
         if not name or not node.proto.output[0]:
             return None
@@ -113,9 +119,10 @@ class Conversion:
         return base if sized.values[base].type.bytes == sized.values[node.proto.output[0]].type.bytes else None
 
     def _workspace_bytes(self, node: SizedNode, values: Mapping[str, Value]) -> int:
-        """Return what an op needs beside its inputs and outputs; with bodies, the worse branch or one iteration.
+        """Return the memory of an op besides its inputs and outputs.
 
-        A branch writes its results to the op's outputs; an iteration of a loop makes the next state beside the last.
+        With bodies, it is that of the worse branch or of one iteration. A branch writes its results to the op's
+        outputs; an iteration of a loop holds the last state and the next one.
         """
         if not node.bodies:
             return scratch_bytes(node.node.proto, values, self.opsets.version("")) if self.counts_workspace else 0
@@ -128,13 +135,13 @@ class Conversion:
     def _loop_bytes(self, node: SizedNode, values: Mapping[str, Value], body_peak: int) -> int:
         """Return the workspace of onnxruntime's Loop: last and next state, and the collected parts."""
         states = len(node.node.proto.input) - 2
-        made, collected = (
+        produced, collected = (
             sum(values[name].type.bytes for name in names if name)
             for names in (node.node.proto.output[:states], node.node.proto.output[states:])
         )
         (body,) = node.bodies
         pieces = sum(body.values[name].type.bytes for name in body.outputs[1 + states :])
-        return collected + made + _growth_bytes(node, values) + max(0, body_peak - pieces)
+        return collected + produced + _growth_bytes(node, values) + max(0, body_peak - pieces)
 
     def _body_peak_bytes(self, body: SizedGraph, name: str) -> int:
         if not body.nodes:
@@ -145,7 +152,7 @@ class Conversion:
     def _operator(self, node: Node, values: Mapping[str, Value]) -> Operator:
         proto, version = node.proto, self.opsets.version("")
         return Operator(
-            # A dropout that drops nothing draws no mask.
+            # a dropout that drops nothing draws no mask
             type="Identity" if is_inference_dropout(proto, values, version) else full_type(proto),
             inputs=tuple(operand(name, values[name]) if name else None for name in (*proto.input, *node.captured)),
             outputs=tuple(operand(name, values[name]) if name else None for name in proto.output),
@@ -155,9 +162,10 @@ class Conversion:
 
 
 def _growth_bytes(node: SizedNode, values: Mapping[str, Value]) -> int:
-    """Return what a loop's last iteration takes beyond its first, as its state is larger by then.
+    """Return the memory of a loop's last iteration beyond its first.
 
-    The next state is that of the end, and the last one is smaller by what an iteration adds.
+    The state is larger by then. The next state is that of the end, and the last one is smaller by the growth of an
+    iteration.
     """
     proto, (body,) = node.node.proto, node.bodies
     beyond = 0
@@ -171,14 +179,17 @@ def _growth_bytes(node: SizedNode, values: Mapping[str, Value]) -> int:
 
 
 def operand(name: str, value: Value) -> Operand:
-    """Return a value as operators see it."""
+    """Return a value as an operand."""
     stored = Role.PARAMETER if value.trainable else Role.CONSTANT
     role = Role.ACTIVATION if value.is_activation else stored
     return Operand(name, role, value.type.shape, value.type.element.name, value.type.bytes)
 
 
 def parameters(sized: SizedGraph) -> tuple[Operand, ...]:
-    """Return the trainable weights of a graph and of its bodies, each once; Constant nodes among them."""
+    """Return the trainable weights of a graph and its bodies, each once.
+
+    Constant nodes can be among them.
+    """
     own = [operand(name, sized.values[name]) for name in sized.stored if sized.values[name].trainable]
     own += [operand(name, one) for name, one in sized.values.maps[0].items() if _is_constant_weight(one)]
     return (*own, *(weight for node in sized.nodes for body in node.bodies for weight in parameters(body)))
@@ -189,7 +200,10 @@ def _is_constant_weight(value: Value) -> bool:
 
 
 def _given(sized: SizedGraph) -> Iterable[str]:
-    """Return the tensors that no op of the graph produces: its inputs, and for a body what it reads from outside."""
+    """Return the tensors that no op of the graph produces.
+
+    These are its inputs, and for a body the values that it reads from outside.
+    """
     produced = {name for node in sized.nodes for name in node.node.outputs}
     read = (name for node in sized.nodes for name in node.node.reads)
     names = dict.fromkeys((*sized.inputs, *read, *sized.outputs))
@@ -209,7 +223,7 @@ def _tensor(name: str, value: Value, storage: Mapping[str, str | None], *, lasts
 
 
 def _resident_bytes(sized: SizedGraph) -> int:
-    """Return the size of what is stored, and of what was computed while reading and is still read."""
+    """Return the size of stored values and of folded ones still read."""
     own = sized.values.maps[0]
     read = dict.fromkeys((*(name for node in sized.nodes for name in node.node.reads), *sized.outputs))
     folded = sum(own[name].type.bytes for name in read if name in own and own[name].origin is Origin.FOLDED)

@@ -1,4 +1,7 @@
-"""Binding of symbolic dimensions: every size of every graph input must be known before shapes can be inferred."""
+"""Binding of symbolic dimensions, so that every input size is known.
+
+Shape inference needs all of them.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ if TYPE_CHECKING:
 
     from remat_cli.formats.onnx.values import Array
 
-# A dimension as declared: a size, a symbol or an expression of symbols, or None for one without a name.
+# A declared dimension: a size, a symbol or an expression of symbols, or None without a name.
 Dimension = int | str | None
 
 _Shapes = Mapping[str, Sequence[Dimension] | None]
 
-# Exporters write these for sizes that they know nothing about; two of them need not be the same.
+# Names that exporters write for unknown sizes; two of them need not be equal.
 _NAMELESS = frozenset(("", "?", "-1", "None"))
-# tf2onnx counts them; one can be given by this name, but is no name for other sizes.
+# tf2onnx counts these; users can give one by its name, but it names no other size.
 _COUNTED = re.compile(r"unk__\d+")
 
 
@@ -48,9 +51,10 @@ class BoundInputs:
 
 
 def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> BoundInputs:
-    """Give every dimension of the graph inputs a size: from the file, `options.dims` or `options.input_shapes`.
+    """Give every dimension of the graph inputs a size.
 
-    An expression such as "2*seq" follows from its symbols. Placeholders such as "?" are sizes of their own.
+    It comes from the file, `options.dims` or `options.input_shapes`. An expression such as "2*seq" follows from its
+    symbols. Placeholders such as "?" are sizes of their own.
 
     Args:
         inputs: the graph inputs that are not initializers.
@@ -58,9 +62,9 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
             together.
 
     Raises:
-        UsageError: a symbol without a value (all are listed, with where they occur), an unknown symbol or input,
-            a shape that contradicts the file or a symbol's value, an expression that is no size.
-        GraphError: a negative dimension or an unknown element type in the file.
+        UsageError: a symbol has no value (all are listed, with their places), a symbol or input is unknown, a shape
+            contradicts the file or a symbol's value, or an expression is no size.
+        GraphError: the file has a negative dimension or an unknown element type.
     """
     declared = {value.name: _declared_shape(value.type) for value in inputs}
     options = _with_shapes_of_values(options, declared)
@@ -83,7 +87,7 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: ReadOptions) -> 
 
 
 def _with_shapes_of_values(options: ReadOptions, declared: _Shapes) -> ReadOptions:
-    """Return the options with the shapes of values that are arrays, too."""
+    """Add the shapes of given arrays to the options."""
     for name in options.values:
         if name not in declared:
             hint = _one_of(name, declared, "its inputs are")
@@ -101,7 +105,7 @@ def _small(name: str, data: Array) -> Array:
 
 
 def _declared_shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
-    """Return the dimensions of a tensor, or None where the file does not even give their number."""
+    """Return the dimensions of a tensor; None if their number is unknown."""
     kind = proto.WhichOneof("value")
     if kind == "optional_type":
         return _declared_shape(proto.optional_type.elem_type)
@@ -133,7 +137,10 @@ def _check_known_names(declared: _Shapes, options: ReadOptions) -> None:
 
 
 def _symbols(dim: Dimension, dims: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the symbols of which a dimension is made: itself, where it is one, or has a size as a whole."""
+    """Return the symbols in a dimension.
+
+    A dimension with a size as a whole is one symbol.
+    """
     if not isinstance(dim, str):
         return ()
     written = None if dim in dims else expression(dim)
@@ -147,10 +154,10 @@ def _expressions(shapes: _Shapes) -> Iterator[str]:
 
 
 def _computed(declared: _Shapes, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of the expressions whose symbols all have one.
+    """Return the sizes of the expressions with known symbols.
 
     Raises:
-        UsageError: one is given another size, or is no size.
+        UsageError: an expression is given another size, or is no size.
     """
     sizes: dict[str, int] = {}
     for text in _expressions(declared):
@@ -174,7 +181,10 @@ def _computed(declared: _Shapes, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def _places(shapes: _Shapes, dims: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return where each symbol occurs, also in expressions that have no size as a whole, in the order of the file."""
+    """Return the places of each symbol, in the order of the file.
+
+    Expressions without a size as a whole count, too.
+    """
     places: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         for axis, dim in enumerate(shape or ()):
@@ -198,7 +208,7 @@ def _symbol_hint(name: str, places: Mapping[str, list[str]], declared: _Shapes) 
 
 
 def _nameless(shapes: _Shapes) -> dict[str, tuple[int, ...]]:
-    """Return example shapes of the inputs that have sizes without a name."""
+    """Return example shapes of the inputs with nameless sizes."""
     return {
         name: (8, 128) if shape is None else _example(shape)
         for name, shape in shapes.items()
@@ -214,7 +224,7 @@ def _one_of(name: str, known: Iterable[str], introduction: str) -> str:
 
 
 def _match(name: str, declared: tuple[Dimension, ...] | None, shape: tuple[int, ...], dims: dict[str, int]) -> None:
-    """Check a given shape against the declared one, and take the values of symbols from it."""
+    """Check a given shape against the file, and bind its symbols."""
     if any(size < 0 for size in shape):
         raise UsageError(f"shape {shape_text(shape)} of input {name!r} has a negative size", hint="use 0 or more")
     if declared is None:
@@ -255,7 +265,7 @@ def _check_all_bound(shapes: _Shapes, dims: Mapping[str, int]) -> None:
         else:
             lines.extend(f"input {name!r}, axis {axis} (no name)" for axis, dim in enumerate(shape) if dim is None)
     remedies: list[str | Setting] = ["bind them: "]
-    # A shape that is given binds the symbols in it, too.
+    # A given shape binds its symbols, too.
     rest = _places({name: shape for name, shape in shapes.items() if name not in nameless}, dims)
     if named := [symbol for symbol in unbound if symbol in rest]:
         remedies += [Setting("dims", dict.fromkeys(named, 8)), " "]

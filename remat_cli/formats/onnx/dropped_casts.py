@@ -1,8 +1,9 @@
-"""Casts that onnxruntime drops at every level of optimisation: their readers read the cast's input instead.
+"""Casts that onnxruntime drops at every level of optimisation.
 
-Written after its `RemoveDuplicateCastTransformer` (core/optimizer/insert_cast_transformer.cc), version 1.31, and held
-against it for all pairs of types. A cast goes where only casts read it and nothing is lost without it; a cast back to
-the first type goes with it. The nodes are visited in the order of the file, and later ones see what earlier ones left.
+Their readers read the cast's input instead. The rules follow its `RemoveDuplicateCastTransformer`
+(core/optimizer/insert_cast_transformer.cc), version 1.31, and a test compares them for all pairs of types. A cast is
+dropped if only casts read it and no precision is lost without it; a cast back to the first type is dropped, too. Nodes
+are visited in the order of the file, after the changes of earlier visits.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _KINDS: Mapping[str, str] = {
 
 
 def dropped_casts(nodes: Iterable[Node], values: Values, results: Collection[str]) -> dict[str, str]:
-    """Return the outputs of casts that do not run, each with the value that is read instead.
+    """Map each output of a dropped cast to the value read instead.
 
     Args:
-        nodes: the nodes of a graph, in the order in which they run.
-        values: what is known of their inputs and outputs.
+        nodes: the nodes of a graph, in the order of their runs.
+        values: their inputs and outputs.
         results: the outputs of the graph.
     """
     readers: dict[str, list[Node]] = defaultdict(list)
@@ -39,15 +40,15 @@ def dropped_casts(nodes: Iterable[Node], values: Values, results: Collection[str
             casts.append(node)
     read_instead: dict[str, str] = {}
     for cast in casts:
-        made = cast.proto.output[0]
+        output = cast.proto.output[0]
         source = _end(read_instead, cast.proto.input[0])
-        after = [node.proto.output[0] for node in readers[made] if _is_cast(node)]
-        if made in read_instead or not _may_go(values, source, made, after):
+        after = [node.proto.output[0] for node in readers[output] if _is_cast(node)]
+        if output in read_instead or not _may_go(values, source, output, after):
             continue
         back = {name for name in after if name not in results and _element(values, name) == _element(values, source)}
         read_instead |= dict.fromkeys(back, source)
-        if after and len(after) == len(readers[made]) and made not in results:
-            read_instead[made] = source
+        if after and len(after) == len(readers[output]) and output not in results:
+            read_instead[output] = source
         for name in back:
             readers[source].extend(readers[name])
     return read_instead
@@ -58,18 +59,18 @@ def _is_cast(node: Node) -> bool:
 
 
 def _end(read_instead: Mapping[str, str], name: str) -> str:
-    """Return what is read where `name` stands."""
+    """Return the value read in place of `name`."""
     while name in read_instead:
         name = read_instead[name]
     return name
 
 
-def _may_go(values: Values, source: str, made: str, after: Iterable[str]) -> bool:
-    """Whether a cast of `source` to `made` loses no precision that later casts would keep.
+def _may_go(values: Values, source: str, output: str, after: Iterable[str]) -> bool:
+    """Whether a cast loses no precision that later casts would keep.
 
-    One to bool could tell numbers apart that the first cast makes 0.
+    A cast to bool could distinguish numbers that the first cast turns to 0.
     """
-    first, second = _element(values, source), _element(values, made)
+    first, second = _element(values, source), _element(values, output)
     last = [_element(values, name) for name in after]
     return _keeps(first, second) or all(one != BOOL and _keeps(one, second) for one in last)
 
@@ -79,7 +80,7 @@ def _element(values: Values, name: str) -> ElementType:
 
 
 def _keeps(source: ElementType, target: ElementType) -> bool:
-    """Whether onnxruntime takes every value of `source` to be one of `target`."""
+    """Whether onnxruntime treats `source` as a subset of `target`."""
     kind, other = _KINDS.get(source.name), _KINDS.get(target.name)
     if kind is None or other is None or {source.name, target.name} == {"float16", "bfloat16"}:
         return False

@@ -1,6 +1,6 @@
 """Element types of ONNX and their sizes.
 
-An own table, because numpy's item size is no guide: ml_dtypes stores one 4-bit integer in a whole byte, ONNX two.
+numpy's item size does not help: ml_dtypes stores one 4-bit integer in a whole byte, ONNX two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class ElementType:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether weights of this type are trained: floating point of 16 bits and more."""
+        """Whether weights of this type are trained.
+
+        They are if they are floating-point numbers of 16 bits or more.
+        """
         return self.name in ("float32", "float64", "float16", "bfloat16")
 
     @property
@@ -39,7 +42,7 @@ class ElementType:
 # fmt: off
 _BITS = {
     "float32": 32, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16, "int32": 32, "int64": 64,
-    "string": 32 * 8,  # what one std::string takes in onnxruntime; the text itself is not known
+    "string": 32 * 8,  # size of one std::string in onnxruntime; the text itself is unknown
     "bool": 8, "float16": 16, "float64": 64, "uint32": 32, "uint64": 64, "complex64": 64, "complex128": 128,
     "bfloat16": 16, "float8e4m3fn": 8, "float8e4m3fnuz": 8, "float8e5m2": 8, "float8e5m2fnuz": 8, "uint4": 4, "int4": 4,
     "float4e2m1": 4, "float8e8m0": 8, "uint2": 2, "int2": 2, "float6e2m3": 6, "float6e3m2": 6,
@@ -50,14 +53,14 @@ FLOAT32, INT64, STRING, BOOL = (ELEMENT_TYPES[number] for number in (1, 7, 8, 9)
 
 
 def element_type(number: int, where: str) -> ElementType:
-    """Return the element type that ONNX gives this number.
+    """Return the element type with this number in ONNX.
 
     Args:
         number: a `TensorProto.DataType`.
-        where: what has this type, for the error message.
+        where: the value of this type, for the error message.
 
     Raises:
-        GraphError: there is no such type.
+        GraphError: the number is unknown.
     """
     if number not in ELEMENT_TYPES:
         raise GraphError(

@@ -1,8 +1,8 @@
-"""The workspace of onnxruntime's Einsum: reordered operands, and the product.
+"""The workspace of onnxruntime's Einsum: reordered operands and product.
 
-Written after core/providers/cpu/math/einsum_utils of version 1.31. Dimensions are taken in the order in which their
-labels first come up. Each operand is brought into that order, and again into the order that a batched matrix product
-needs; the product is copied to the result at the end.
+The rules follow core/providers/cpu/math/einsum_utils of version 1.31. Dimensions have the order of their labels' first
+appearance. Each operand is brought into that order, then into the order for a batched matrix product; the product is
+copied to the result at the end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from math import prod
 
 
 def einsum_elements(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the elements that the kernel of an Einsum holds at most beside operands and result.
+    """Return the most elements that an Einsum holds in workspace.
 
     Args:
         equation: such as `bij,bjk->bik`.
-        shapes: of the operands.
+        shapes: shapes of the operands.
 
     Raises:
-        ValueError: labels repeat within an operand, stand for several dimensions (`...`), or do not fit the shapes.
+        ValueError: labels repeat within an operand, mean several dimensions (`...`), or do not match the shapes.
     """
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -43,22 +43,22 @@ def einsum_elements(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     for number, right in enumerate(terms[1:], start=2):
         stays = {label for label in order if _is_read_later(label, terms[number:], result)}
         product, copied = _product(left, right, stays, order, sizes)
-        made = _elements(product, sizes)
+        elements = _elements(product, sizes)
         in_other_order = number == len(terms) and "".join(product) != result
-        most = max(most, held + copied + made + (made if in_other_order else 0))
-        left, held = product, made
+        most = max(most, held + copied + elements + (elements if in_other_order else 0))
+        left, held = product, elements
     return kept + most
 
 
 def _product(left: str, right: str, stays: Collection[str], order: str, sizes: Mapping[str, int]) -> tuple[str, int]:
-    """Return the labels of the product of two operands, and the elements of those that are reordered for it.
+    """Return the labels of a product, and its reordered elements.
 
     Args:
-        left: labels of the one.
-        right: labels of the other.
-        stays: labels that are read later on.
-        order: of all labels.
-        sizes: by label.
+        left: labels of the left operand.
+        right: labels of the right operand.
+        stays: labels that are read later.
+        order: order of all labels.
+        sizes: sizes by label.
     """
     wide = {label for label in order if sizes[label] > 1}
     in_left, in_right = wide & set(left), wide & set(right)
@@ -71,8 +71,8 @@ def _product(left: str, right: str, stays: Collection[str], order: str, sizes: M
         copied += _elements(left, sizes)
     if [*batch, *summed, *right_only, *left_only] != list(order):
         copied += _elements(right, sizes)
-    made = (label for label in (*batch, *left_only, *right_only) if label in stays and label in left + right)
-    return "".join(made), copied
+    labels = (label for label in (*batch, *left_only, *right_only) if label in stays and label in left + right)
+    return "".join(labels), copied
 
 
 def _is_read_later(label: str, later: Iterable[str], result: str) -> bool:
@@ -84,6 +84,6 @@ def _elements(labels: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 
 def _reordered(terms: Iterable[str], order: str, sizes: Mapping[str, int]) -> int:
-    """Return the elements of the operands whose labels do not stand in the order of first appearance."""
+    """Return the elements of operands not in the order of first appearance."""
     places = ([order.index(label) for label in term] for term in terms)
     return sum(_elements(term, sizes) for term, place in zip(terms, places, strict=True) if place != sorted(place))

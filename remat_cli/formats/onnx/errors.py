@@ -17,15 +17,15 @@ _LONGEST = 300
 
 @contextmanager
 def onnx_faults(what: str, hint: Wording, kind: type[GraphError] = GraphError) -> Iterator[None]:
-    """Turn the exceptions that onnx and protobuf raise on bad files into `GraphError`.
+    """Turn exceptions of onnx and protobuf on bad files into `GraphError`.
 
     They share no base class: the checker's and the shape inference's errors derive from `Exception` directly, and
     protobuf adds errors of Python's own (`SystemError` for a message beyond 2 GiB). Failed assertions in C++ are
     `RuntimeError`.
 
     Args:
-        what: what could not be done, with its place; the reason is added to it.
-        hint: what the user can do.
+        what: the failed operation with its place; the reason is added.
+        hint: the remedy.
         kind: class of the error.
     """
     try:
@@ -37,7 +37,10 @@ def onnx_faults(what: str, hint: Wording, kind: type[GraphError] = GraphError) -
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an exception says in one printable line; names in it come from the file and can hold anything."""
+    """Return the text of an exception in one printable line.
+
+    Names in it come from the file and can contain anything.
+    """
     text = " ".join(str(error).split()) or type(error).__name__
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return printable if len(printable) <= _LONGEST else printable[: _LONGEST - 3] + "..."

@@ -1,4 +1,7 @@
-"""Sizes that have to be estimated, as neither the file nor its operator sets give them, and the reason for each."""
+"""Estimated sizes, with the reason for each.
+
+An estimate is needed if neither the file nor its operator sets give a size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from remat_cli.formats.onnx.structure import Node
 from remat_cli.formats.onnx.values import SequenceType, TensorType, Values, ValueType, checked
 from remat_cli.units import format_names
 
-# Why an op is an estimate.
+# The reasons for an estimate.
 UNKNOWN_OP = "not known to onnx, and sized like the largest input where neither the file nor a given shape says"
 NO_SHAPE_RULE = (
     "sized like the largest input, as onnx does not infer its shape and neither the file nor a given shape says"
@@ -21,34 +24,39 @@ STRINGS = "strings, counted 32 bytes each without their text"
 NO_TENSOR = "neither tensors nor sequences of tensors, and sized like the largest input"
 
 _SHOWN = 5
-# Reasons for which results are sized like an input: no bound on what they take.
+# Reasons for sizing results like an input, which is no bound on their memory.
 _GUESSES = (UNKNOWN_OP, NO_SHAPE_RULE, AFTER_ESTIMATE, NO_TENSOR)
 
 
 def reads_guess(node: Node, values: Values) -> bool:
-    """Whether the size of something that the node reads is an estimate."""
+    """Whether the size of an input of the node is an estimate."""
     return any(values[name].guessed for name in node.reads)
 
 
 def largest_read(node: Node, values: Values) -> ValueType | None:
-    """Return the type of the largest activation that a node reads, of its largest input where it reads none."""
+    """Return the type of the largest activation that a node reads.
+
+    Without activations, return that of its largest input.
+    """
     inputs = [values[name] for name in node.reads if values[name].type.is_sized]
     candidates = [value for value in inputs if value.is_activation] or inputs
     return max((value.type for value in candidates), key=lambda one: one.bytes, default=None)
 
 
 def sized_as(template: ValueType, shape: tuple[int, ...], where: str) -> ValueType:
-    """Return the type with this shape; for a sequence, `shape` is that of all its elements taken together.
+    """Return the type with this shape.
+
+    For a sequence, `shape` is that of all its elements taken together.
 
     Raises:
-        GraphError: the shape cannot be that of a tensor; `where` says of which.
+        GraphError: no tensor can have the shape; `where` names the tensor.
     """
     whole = checked(TensorType(template.element, shape), where)
     return whole if isinstance(template, TensorType) else replace(template, total_bytes=whole.bytes)
 
 
 def sized_like(template: ValueType, like: ValueType) -> ValueType:
-    """Return the type with the size of another one, keeping its own element type."""
+    """Return the type with another type's size, but its own element type."""
     if isinstance(template, SequenceType) or isinstance(like, SequenceType):
         return SequenceType(template.element, like.bytes)
     return TensorType(template.element, like.shape)
@@ -62,7 +70,10 @@ def unsized(template: ValueType) -> ValueType:
 
 
 def guesses(nodes: Iterable[SizedNode], values: Values, estimated: Mapping[str, str]) -> list[Node]:
-    """Return the nodes whose own results are guessed, not those that only follow from a guess."""
+    """Return the nodes whose own results are guessed.
+
+    Nodes that only follow from a guess are left out.
+    """
     return [
         one.node
         for one in nodes
@@ -71,7 +82,7 @@ def guesses(nodes: Iterable[SizedNode], values: Values, estimated: Mapping[str, 
 
 
 def in_words(estimated: Mapping[str, str]) -> str:
-    """Return the ops by the reason for which each is an estimate: the first few names, then the reason."""
+    """List the estimated ops by reason: the first names, then the reason."""
     names: dict[str, list[str]] = {}
     for name, reason in estimated.items():
         names.setdefault(reason, []).append(name)

@@ -1,7 +1,7 @@
-"""Ops without a kernel, which a runtime replaces by the nodes that define them.
+"""Ops without a kernel, which a runtime replaces by other nodes.
 
-onnxruntime expands such an op when a session is made. The new nodes come after all others in its list, so that the
-order of the file is lost; they are expanded here instead, and planned as the single ops that they are.
+These nodes define the op. onnxruntime expands such an op when it creates a session. The new nodes come last in its
+list, so that the order of the file is lost. So ops are expanded here instead, and planned as single nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
     from onnx.defs import OpSchema
 
-# Of ONNX's own operator set, by runtime. Those that draw random numbers or have bodies stay what they are.
+# Ops of ONNX's own operator set, by runtime. Ops that draw random numbers or have bodies stay as they are.
 WITHOUT_KERNEL: Mapping[Aliasing, frozenset[str]] = {
     Aliasing.ORT_CPU: frozenset(
         (
@@ -35,13 +35,13 @@ WITHOUT_KERNEL: Mapping[Aliasing, frozenset[str]] = {
     )
 }
 
-# From this version of ONNX's operator set on, the ops that define these have only been given more element types, or
-# attributes that change nothing where they are absent.
+# From this version of ONNX's operator set on, the ops within these definitions have only gained element types, or
+# attributes without effect by default.
 _SETTLED = 13
 
 
 class NodeNames:
-    """The names of a model's values and nodes, so that new ones can be told apart from them."""
+    """The names of a model's values and nodes, to find unused names."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -51,7 +51,10 @@ class NodeNames:
         self._taken.update(_names_in(graph))
 
     def fresh(self, wanted: str) -> str:
-        """Return `wanted`, or a free name close to it; the name counts as taken from then on."""
+        """Return `wanted`, or a free name close to it.
+
+        The name counts as taken from then on.
+        """
         name = wanted
         while name in self._taken:
             name += "_"
@@ -68,14 +71,14 @@ def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def expanded(node: Node, schema: OpSchema, values: Values, opset: int, names: NodeNames) -> tuple[Node, ...]:
-    """Return the nodes that define a node's op, or the node itself where its op is not defined by others.
+    """Return the nodes that define a node's op, or the node itself.
 
     Args:
         node: a node of ONNX's own operator set.
-        schema: its op.
-        values: what is known of its inputs.
+        schema: schema of its op.
+        values: its inputs.
         opset: version of ONNX's own operator set.
-        names: of the model; the new nodes and values are added.
+        names: names of the model, to which the new nodes and values are added.
     """
     body = _definition(node, schema, values, opset)
     if body is None:
@@ -96,13 +99,13 @@ def expanded(node: Node, schema: OpSchema, values: Values, opset: int, names: No
 
 
 def _definition(node: Node, schema: OpSchema, values: Values, opset: int) -> onnx.FunctionProto | None:
-    """Return the function that defines a node's op for its types, or None where there is none."""
+    """Return the function that defines a node's op for its types, or None."""
     import onnx
 
-    known: Any = schema  # its type stubs leave out functions
+    known: Any = schema  # its type stubs omit functions
     kinds = [values[name].type if name else None for name in node.proto.input]
     protos = [type_proto(kind) if isinstance(kind, TensorType) else onnx.TypeProto() for kind in kinds]
-    # onnx gives a function only at the version that it was written for, or where it takes it to be still true.
+    # onnx returns a function only for the version that it was written for, or if it considers it still valid.
     for version in (opset, schema.since_version):
         function = onnx.FunctionProto()
         with onnx_faults(f"op {node.name!r} ({node.proto.op_type}) cannot be expanded", hint="check its inputs"):
@@ -117,7 +120,7 @@ def _definition(node: Node, schema: OpSchema, values: Values, opset: int) -> onn
 
 
 def _means_the_same(function: onnx.FunctionProto, one: int, other: int) -> bool:
-    """Whether the ops of a function mean the same in two versions of ONNX's operator set."""
+    """Whether a function's ops mean the same in two operator set versions."""
     from onnx import defs
 
     if min(one, other) >= _SETTLED:
@@ -132,7 +135,7 @@ def _means_the_same(function: onnx.FunctionProto, one: int, other: int) -> bool:
 def _instance(
     inner: onnx.NodeProto, name: str, actual: Mapping[str, str], attributes: Mapping[str, onnx.AttributeProto]
 ) -> Node:
-    """Return a node of a function's body with the names and attributes of the call."""
+    """Return a node of a function's body with the call's names and attributes."""
     proto = type(inner)()
     proto.CopyFrom(inner)
     proto.name = name

@@ -1,4 +1,4 @@
-"""Sizes that are expressions of symbols, as torch.export writes them: "2*N", "floor(L/2)", "N + 1"."""
+"""Sizes as expressions of symbols, such as "2*N" or "floor(L/2)", as torch.export writes them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-# Beyond these, a text is a name: Python's parser goes down into it by recursion.
+# Beyond these limits a text is a name: Python's parser descends into it by recursion.
 _LONGEST = 200
 _LARGEST_POWER = 16
 _LARGEST = 2**62
-# sympy puts blanks around a minus; "batch-size" is a name.
+# sympy puts spaces around a minus; "batch-size" is a name.
 _HYPHEN = re.compile(r"[A-Za-z_]\w*-[A-Za-z_]")
 
 _Function = Callable[..., Fraction]
@@ -42,7 +42,7 @@ _OPERATORS: Mapping[type[ast.AST], _Function] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# By name in lower case, with the number of arguments; None: one or more.
+# Functions by lower-case name, with their number of arguments; None: one or more.
 _FUNCTIONS: Mapping[str, tuple[int | None, _Function]] = {
     "floor": (1, lambda one: Fraction(math.floor(one))),
     "ceil": (1, lambda one: Fraction(math.ceil(one))),
@@ -66,11 +66,11 @@ _FUNCTIONS: Mapping[str, tuple[int | None, _Function]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """A size that is computed from symbols.
+    """A size computed from symbols.
 
     Attributes:
-        text: as in the file.
-        symbols: the names in it, in the order in which they stand there.
+        text: text in the file.
+        symbols: names in the text, in order.
     """
 
     text: str
@@ -78,10 +78,10 @@ class Expression:
     _tree: ast.expr
 
     def size(self, sizes: Mapping[str, int]) -> int | None:
-        """Return the size where all symbols have one.
+        """Return the size for these symbols.
 
         Returns:
-            None: a symbol has no size, or the result is no size: not whole, negative, or very large.
+            None: a symbol has no size, or the result is not whole, negative or very large.
         """
         if not all(symbol in sizes for symbol in self.symbols):
             return None
@@ -94,7 +94,7 @@ class Expression:
 
 @lru_cache(maxsize=4096)
 def expression(text: str) -> Expression | None:
-    """Return the expression that a text is; None where it is a plain name, or of a form that is not known."""
+    """Parse an expression; None for a plain name or an unknown form."""
     if text.isidentifier() or len(text) > _LONGEST or not text.isascii() or _HYPHEN.search(text):
         return None
     try:
@@ -106,7 +106,10 @@ def expression(text: str) -> Expression | None:
 
 
 def _is_known(tree: ast.AST, names: dict[str, None]) -> bool:
-    """Whether a text has only known operators and functions; adds the names in it."""
+    """Whether a text has only known operators and functions.
+
+    Its names are added to `names`.
+    """
     match tree:
         case ast.Constant(value=number):
             return type(number) is int and number <= _LARGEST
@@ -126,10 +129,10 @@ def _is_known(tree: ast.AST, names: dict[str, None]) -> bool:
 
 
 def _value(tree: ast.AST, sizes: Mapping[str, int]) -> Fraction:
-    """Return the value of a text whose form is known.
+    """Return the value of a parsed text.
 
     Raises:
-        ArithmeticError: a division by zero, or a number that is no size's.
+        ArithmeticError: there is a division by zero, or a number that no size can have.
     """
     match tree:
         case ast.Constant(value=int(number)):

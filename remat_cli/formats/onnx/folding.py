@@ -1,8 +1,8 @@
-"""Small values computed while reading: what shapes are made of.
+"""Small values computed while reading, as in shape arithmetic.
 
-Only values of at most `FOLD_LIMIT` elements are computed with, where the result is known to be as small, and by ops
-whose effort is bounded by the two: a file of a few bytes could ask for 2^60 elements or steps otherwise (a padding that
-a stride skips again, a loop, an Einsum).
+Operands have at most `FOLD_LIMIT` elements, results are known to be as small, and the effort of the op is bounded by
+both. Otherwise a file of a few bytes could ask for 2^60 elements or steps (a padding that a stride skips again, a loop,
+an Einsum).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MOVES = (
     "Reshape ScatterElements ScatterND Slice Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze"
 )
 _FOLDABLE = frozenset(f"{_ELEMENTWISE} {_REDUCTIONS} {_MOVES}".split())
-# The size of their results depends on the data, but has no more elements than a few times the input's.
+# The size of their results depends on data, but is at most a few times the input's.
 _BOUNDED_BY_INPUT = frozenset({"Compress", "NonZero", "Unique"})
 
 
 def can_fold(op_type: str, outputs: Iterable[ValueType | None]) -> bool:
-    """Whether the results of an op on small constants are small enough to compute."""
+    """Whether an op's results on small constants are small enough to compute."""
     if op_type not in _FOLDABLE:
         return False
     return op_type in _BOUNDED_BY_INPUT or all(_is_small(output) for output in outputs)
@@ -56,7 +56,7 @@ def _is_small(kind: ValueType | None) -> bool:
 
 
 def no_elements(element: ElementType) -> Array:
-    """Return an array that tells nothing but its element type."""
+    """Return an array that only has an element type."""
     return np.empty(0, dtype=helper.tensor_dtype_to_np_dtype(element.id))
 
 
@@ -65,15 +65,15 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
 
     Args:
         node: a node of ONNX's own operator set that can be folded.
-        opsets: version of each operator set by domain.
-        data: its inputs by name.
+        opsets: operator set versions by domain.
+        data: inputs by name.
 
     Returns:
-        its outputs by name, or None where the reference implementation cannot compute them: then the node stays an op.
+        outputs by name; None if the reference implementation cannot compute them, and the node stays an op.
     """
     outputs = [name for name in node.output if name]
     try:
-        # numpy warns of overflows and means of nothing; these are the model's own, and the user's business.
+        # numpy warns of overflows and empty means; these come from the model, and are the user's business.
         with (
             warnings.catch_warnings(action="ignore"),
             np.errstate(all="ignore"),
@@ -89,7 +89,10 @@ def compute(node: onnx.NodeProto, opsets: Mapping[str, int], data: Mapping[str, 
 
 
 def _without_names(node: onnx.NodeProto) -> bytes:
-    """Return a node with its inputs and outputs named by position, a form that many nodes of a file share."""
+    """Return a node with inputs and outputs named by position.
+
+    Many nodes of a file share this form.
+    """
     proto = type(node)()
     proto.CopyFrom(node)
     proto.name = proto.doc_string = ""
@@ -101,11 +104,14 @@ def _without_names(node: onnx.NodeProto) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _evaluator(node: bytes, opsets: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
-    """Return what computes a node; making it takes longer than running it on a few elements."""
+    """Return the evaluator of a node.
+
+    Creating it takes longer than running it on a few elements.
+    """
     from onnx.reference import ReferenceEvaluator
 
     proto = onnx.NodeProto.FromString(node)
-    read, made = (
+    read, written = (
         [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (proto.input, proto.output)
     )
-    return ReferenceEvaluator(helper.make_graph([proto], "one-node", read, made), opsets=dict(opsets))
+    return ReferenceEvaluator(helper.make_graph([proto], "one-node", read, written), opsets=dict(opsets))

@@ -1,4 +1,4 @@
-"""Model-local functions: replaced by what they stand for, if that ends and stays within bounds."""
+"""Model-local functions, inlined within bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Functions that call each other twice double the model at every level.
 MOST_NODES = 1_000_000
-# onnx's inliner goes down them by recursion.
+# onnx's inliner descends by recursion.
 MOST_LEVELS = 100
 
 # A function's domain, name and overload.
@@ -26,11 +26,11 @@ _Key = tuple[str, str, str]
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without calls of its local functions.
 
-    A function that is written for another operator set version than the model stays a call, and so an unknown op.
+    A function for another operator set version than the model's stays a call, and so an unknown op.
 
     Raises:
-        GraphError: functions that call each other in a circle, deeper than `MOST_LEVELS`, or that make more
-            than `MOST_NODES` nodes.
+        GraphError: functions call each other in a circle, deeper than `MOST_LEVELS`, or give more than `MOST_NODES`
+            nodes.
     """
     if not model.functions:
         return model

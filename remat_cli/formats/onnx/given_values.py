@@ -1,4 +1,4 @@
-"""Values that users give graph inputs, as arrays of the inputs' types."""
+"""Values that users give to graph inputs, as arrays of their types."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 
 def fitted(name: str, value: Any, kind: ValueType | None) -> Array:
-    """Return a value as an input takes it; a single number stands in all elements.
+    """Convert a value to an input's type and shape.
+
+    A single number fills all elements.
 
     Args:
-        name: of the input.
+        name: name of the input.
         value: a number, nested lists of numbers, an array, or the name of a file.
-        kind: type of the input; None where the model has no such input.
+        kind: type of the input; None if the model has no such input.
 
     Raises:
-        UsageError: it is no array of numbers, or does not fit the input's type or shape.
+        UsageError: the value is no array of numbers, or does not match the input's type or shape.
     """
     if kind is None:
         raise UsageError(f"a value is given for {name!r}, and the model has no such input", hint="check its name")
@@ -50,6 +52,6 @@ def fitted(name: str, value: Any, kind: ValueType | None) -> Array:
 
 
 def shapes_of(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the values that are arrays; one number may stand for any shape."""
+    """Return the shapes of given arrays; a single number suits any shape."""
     arrays = {name: as_array(name, value) for name, value in values.items()}
     return {name: tuple(array.shape) for name, array in arrays.items() if array.ndim}

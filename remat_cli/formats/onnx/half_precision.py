@@ -1,4 +1,7 @@
-"""Ops of float16 that onnxruntime's CPU provider has no kernel for: it runs them in float32, with casts around them."""
+"""Ops of float16 without a kernel in onnxruntime's CPU provider.
+
+It runs them in float32, with casts around them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ WITH_KERNEL = frozenset((
 
 
 def run_in_float32(nodes: Iterable[Node], values: Values) -> list[Node]:
-    """Return the nodes of ONNX's own set that read float16 and are run in float32."""
+    """Return the nodes that read float16 but run in float32.
+
+    They are of ONNX's own set.
+    """
     return [
         node
         for node in nodes

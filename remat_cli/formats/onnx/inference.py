@@ -1,4 +1,4 @@
-"""Types of one node's outputs from those of its inputs, and the node's schema."""
+"""Types of a node's outputs from those of its inputs, and its schema."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from remat_cli.settings import Setting
 if TYPE_CHECKING:
     from onnx.defs import OpSchema
 
-# Defined by a function body only, so that onnx infers nothing for one node of them; their result is like the input.
+# Defined only by a function body, so that onnx infers nothing for a single node; their result is like the input.
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
-# Outputs after the first that no version of the op has rules for: the position of an input of their shape.
+# Outputs after the first for which no version of the op has rules: the position of an input of their shape.
 _FURTHER_LIKE = {"BatchNormalization": 1, "Dropout": 0}
 
-# The hint for a node that does not fit its inputs.
+# The hint for a node that does not match its inputs.
 CHECK_SIZES = (
     "the file is damaged, or a given size is wrong: check ",
     *(Setting("dims"), ", ", Setting("input_shapes"), ", ", Setting("value_shapes"), " and ", Setting("values")),
 )
 
-# Letters with one "..." among them; onnx never comes back from most other texts.
+# Letters with one "..." among them; onnx hangs on most other texts.
 _LABELS = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
 _EQUATION = re.compile(rf"{_LABELS}(?:,{_LABELS})*(?:->{_LABELS})?")
 _LONGEST_SHOWN = 60
@@ -43,24 +43,27 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True)
 class OperatorSets:
-    """The operator sets that a file imports: version by domain, ONNX's own domain being ""."""
+    """The operator sets imported by a file, as versions by domain.
+
+    ONNX's own domain is "".
+    """
 
     versions: Mapping[str, int]
 
     @cached_property
     def imports(self) -> list[onnx.OperatorSetIdProto]:
-        """The operator sets as onnx takes them."""
+        """The operator sets in onnx's form."""
         return [helper.make_opsetid(domain, version) for domain, version in self.versions.items()]
 
     def version(self, domain: str) -> int:
-        """Return the version of an operator set, 0 where the file does not import it."""
+        """Return the version of an operator set; 0 if not imported."""
         return self.versions.get(domain, 0)
 
     def schema(self, node: onnx.NodeProto) -> OpSchema | None:
-        """Return the definition of a node's op, or None where onnx has none.
+        """Return the schema of a node's op, or None if onnx has none.
 
         Raises:
-            GraphError: the node is from ONNX's own set, which the file does not import.
+            GraphError: the node is from ONNX's own set, and the file does not import that.
         """
         if node.domain not in self.versions:
             if node.domain == "":
@@ -72,7 +75,7 @@ class OperatorSets:
         return _schema(node.op_type, self.versions[node.domain], node.domain)
 
 
-# ONNX's own set as the installed onnx knows it.
+# ONNX's own set in the version of the installed onnx.
 NEWEST = OperatorSets({"": defs.onnx_opset_version()})
 
 
@@ -82,16 +85,16 @@ def _schema(op_type: str, version: int, domain: str) -> OpSchema | None:
         schema = defs.get_schema(op_type, version, domain)
     except defs.SchemaError:
         return None
-    known: Any = schema  # its type stubs leave out functions
-    # What is defined by other ops can still be run by them (GroupNormalization 18 to 20).
+    known: Any = schema  # its type stubs omit functions
+    # Ops defined by other ops can still be run by these (GroupNormalization 18 to 20).
     return schema if not schema.deprecated or known.has_context_dependent_function else None
 
 
 def check_form(node: Node, schema: OpSchema) -> None:
-    """Check that a node has the inputs and outputs that its op is defined with.
+    """Check that a node has the inputs and outputs of its schema.
 
     Raises:
-        GraphError: one that is required is absent, or there are too many.
+        GraphError: a required input is absent, or there are too many.
     """
     proto = node.proto
     required = [formal.option == schema.FormalParameterOption.Single for formal in schema.inputs]
@@ -110,10 +113,10 @@ def check_form(node: Node, schema: OpSchema) -> None:
 
 
 def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) -> dict[str, onnx.TypeProto]:
-    """Return the types of a node's outputs, as far as onnx can tell them.
+    """Return the types of a node's outputs, as far as onnx infers them.
 
     Raises:
-        GraphError: the node breaks its op's rules: shapes that do not match, attributes or inputs that are missing.
+        GraphError: the node breaks its op's rules: shapes do not match, or attributes or inputs are missing.
     """
     proto = node.proto
     inputs = {name: values[name] for name in proto.input if name}
@@ -134,7 +137,10 @@ def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) ->
 
 
 def _has_shape(proto: onnx.TypeProto | None) -> bool:
-    """Whether a tensor's type has a shape, of known or unknown sizes; anything else counts as complete."""
+    """Whether a tensor's type has a shape, of known or unknown sizes.
+
+    Any other type counts as complete.
+    """
     return proto is not None and (not proto.HasField("tensor_type") or proto.tensor_type.HasField("shape"))
 
 
@@ -170,9 +176,9 @@ def _add_later_rules(
     known: tuple[dict[str, onnx.TypeProto], dict[str, onnx.TensorProto]],
     inferred: dict[str, onnx.TypeProto],
 ) -> None:
-    """Add the shapes that onnx infers by a later version of a node's op, and not by the version of the file.
+    """Add shapes that onnx infers only for later versions of the op.
 
-    Element types stay those of the file's version: the mask of Dropout was no boolean in the first ones.
+    Element types stay those of the file's version: in the first versions the mask of Dropout was not boolean.
     """
     for later in later_schemas(node.proto.op_type, schema.since_version):
         proto = _without_hints(node.proto)
@@ -195,7 +201,7 @@ def _add(
     shapes: Mapping[str, onnx.TypeProto],
     inferred: dict[str, onnx.TypeProto],
 ) -> None:
-    """Add the shapes of outputs that have none, with the element type that a schema declares for them."""
+    """Add shapes to outputs without one, with their declared element type."""
     for place, name in enumerate(node.proto.output):
         if name and not _has_shape(inferred.get(name)) and name in shapes and _has_shape(shapes[name]):
             inferred[name] = _with_own_element(shapes[name], place, node.proto, schema, types)
@@ -203,18 +209,24 @@ def _add(
 
 @lru_cache(maxsize=1024)
 def later_schemas(op_type: str, version: int) -> tuple[OpSchema, ...]:
-    """Return the definitions of an op of ONNX's own set after a version, oldest first."""
-    found: dict[int, OpSchema] = {}
+    """Return an op's schemas after a version, oldest first.
+
+    The op is of ONNX's own set.
+    """
+    schemas: dict[int, OpSchema] = {}
     newest = _schema(op_type, defs.onnx_opset_version(), "")
     for later in range(version + 1, newest.since_version + 1 if newest else 0):
         schema = _schema(op_type, later, "")
         if schema is not None and schema.since_version > version:
-            found[schema.since_version] = schema
-    return tuple(found.values())
+            schemas[schema.since_version] = schema
+    return tuple(schemas.values())
 
 
 def _without_hints(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a node without the attribute by which the first operator sets named inputs that may be overwritten."""
+    """Return a node without the attribute `consumed_inputs`.
+
+    The first operator sets named inputs that may be overwritten there.
+    """
     proto = type(node)()
     proto.CopyFrom(node)
     del proto.attribute[:]
@@ -225,7 +237,10 @@ def _without_hints(node: onnx.NodeProto) -> onnx.NodeProto:
 def _with_own_element(
     proto: onnx.TypeProto, place: int, node: onnx.NodeProto, schema: OpSchema, types: Mapping[str, onnx.TypeProto]
 ) -> onnx.TypeProto:
-    """Return a copy with the element type of the input that a schema declares to have the output's type."""
+    """Return a copy with the element type that the schema declares.
+
+    It is that of an input declared to have the output's type.
+    """
     proto = onnx.TypeProto.FromString(proto.SerializeToString())
     formal = schema.outputs[min(place, len(schema.outputs) - 1)].type_str
     like = [name for name, one in zip(node.input, schema.inputs, strict=False) if one.type_str == formal and name]
@@ -235,7 +250,7 @@ def _with_own_element(
 
 
 def _refuse_what_aborts(node: Node) -> None:
-    """Refuse the faults on which onnx 1.23 ends the process, or never comes back, instead of raising an exception."""
+    """Refuse faults on which onnx 1.23 aborts or hangs."""
     proto = node.proto
     if proto.op_type == "Einsum" and (equation := attribute_of(proto, "equation")) is not None:
         text = equation.s.decode(errors="backslashreplace")
@@ -267,7 +282,10 @@ def _proto_of(kind: TensorType | SequenceType) -> onnx.TypeProto:
 
 
 def _check_reshape(node: Node, values: Values, inferred: Mapping[str, onnx.TypeProto]) -> None:
-    """Check that no element is gained or lost: onnx does not, and a batch size that is baked in shows only here."""
+    """Check that a Reshape keeps the number of elements.
+
+    onnx does not check this, and a fixed batch size shows only here.
+    """
     source, result = node.proto.input[0], node.proto.output[0]
     before = values[source].type.shape
     dims = inferred[result].tensor_type.shape.dim if result in inferred else []

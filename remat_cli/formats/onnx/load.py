@@ -1,4 +1,7 @@
-"""Models loaded without weights: the file is checked before it is opened, and large data is left out."""
+"""Models loaded without weights.
+
+The file is checked before it is opened, and large data is left out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from remat_cli.formats.source import Source
 if TYPE_CHECKING:
     import onnx
 
-# Values of at most this many elements are kept and computed with; larger ones are never shape arithmetic.
+# The most elements of a value that is kept and computed with; larger values are never shape arithmetic.
 FOLD_LIMIT = 4096
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _DAMAGED = "the file is damaged or no ONNX model; export it again"
@@ -33,12 +36,12 @@ _LOOKS_LIKE = (
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose local functions are inlined.
+    """A model with inlined local functions.
 
     Attributes:
-        proto: all of it; nodes in the order of the file.
+        proto: the whole model; nodes in the order of the file.
         opsets: version of each imported operator set by domain; ONNX's own domain is "".
-        notes: what the user should know.
+        notes: remarks for the user.
     """
 
     proto: onnx.ModelProto
@@ -52,14 +55,16 @@ class Model:
 
 
 def load_model(source: Source, *, keep_data: bool = False) -> Model:
-    """Load a model without its weights. Files with external data are never opened.
+    """Load a model without its weights.
+
+    Files of external data are never opened.
 
     Args:
         source: the file.
-        keep_data: keep the data of large values that the file itself holds; it is of no use but to be written again.
+        keep_data: whether to keep large data in the file itself, which is useful only for writing the model again.
 
     Raises:
-        GraphError: the path is no regular file, or no ONNX model.
+        GraphError: the path is not a regular file, or not an ONNX model.
     """
     proto = _parsed(source)
     _check_model(proto, source.path)
@@ -72,10 +77,10 @@ def load_model(source: Source, *, keep_data: bool = False) -> Model:
 
 
 def without_weights(source: Source) -> bytes:
-    """Return a model file without the data of large tensors, from which the same is read.
+    """Return a model file without large data that reads the same.
 
     Raises:
-        GraphError: the path is no regular file, or no ONNX model.
+        GraphError: the path is not a regular file, or not an ONNX model.
     """
     proto = _parsed(source)
     _strip_payloads(proto)
@@ -96,7 +101,10 @@ def _parsed(source: Source) -> onnx.ModelProto:
 
 
 def _check_model(proto: onnx.ModelProto, path: Path) -> None:
-    """Check what the parser lets pass: any bytes that happen to be a protobuf message are a "model" to it."""
+    """Check a parsed model for its required parts.
+
+    The parser accepts any bytes that happen to be a protobuf message.
+    """
     if proto.ir_version <= 0:
         raise GraphError(f"{path} is not an ONNX model: its ir_version is {proto.ir_version}", hint=_DAMAGED)
     if not proto.HasField("graph"):
@@ -125,7 +133,10 @@ def _opset_notes(opsets: dict[str, int]) -> tuple[str, ...]:
 
 
 def _check_text(model: onnx.ModelProto, path: Path) -> None:
-    """Check that names are text: protobuf hands out bytes where a string is not valid UTF-8."""
+    """Check that names are text.
+
+    protobuf returns bytes if a string is not valid UTF-8.
+    """
     for text in _names(model):
         if not isinstance(text, str):
             raise GraphError(f"{path} holds a name that is not UTF-8 text: {text!r}", hint=_DAMAGED)
@@ -146,7 +157,7 @@ def _names(model: onnx.ModelProto) -> Iterator[object]:
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:
-    """Give ONNX's own operator set its one name, "": "ai.onnx" means the same."""
+    """Rename the domain "ai.onnx" to "", which means the same."""
     imports = (model.opset_import, *(function.opset_import for function in model.functions))
     for opset in (opset for sets in imports for opset in sets if opset.domain == "ai.onnx"):
         opset.domain = ""
@@ -162,7 +173,10 @@ def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _strip_payloads(model: onnx.ModelProto) -> None:
-    """Drop the data of large tensors: only their types are needed, and the model stays small to pass around."""
+    """Drop the data of large tensors.
+
+    Only their types are needed, and the model stays small.
+    """
     for graph in all_graphs(model.graph):
         for tensor in graph.initializer:
             _strip(tensor)

@@ -1,6 +1,6 @@
-"""Whether batch norms of the model are missing from its file because the exporter folded them into convolutions.
+"""Detection of batch norms that the exporter folded into convolutions.
 
-Running the model is then cheaper. Training keeps the input of each batch norm, which such a file does not show.
+Such a model runs faster. But training saves the input of each batch norm, which the file does not show.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Elu", "Mish"})
-# What PyTorch's exporter notes of a node: the rules by which it was changed, among much else.
+# Notes of PyTorch's exporter on a node: among others, the rules that changed the node.
 _RULES, _NOTES_OF_TORCH = "pkg.onnxscript.rewriter.rule_name", "pkg.torch.onnx."
 _REMEDY = (
     "training keeps more than this graph shows; export the model in training mode with optimize=False, or with the "
@@ -24,7 +24,10 @@ _REMEDY = (
 
 
 def missing_norms(model: Model) -> tuple[str, ...]:
-    """Return the note for who trains the model; nothing where all of its norms seem to be there."""
+    """Return the note on missing norms, for training.
+
+    The tuple is empty if all norms seem to be present.
+    """
     products = [node for node in model.graph.node if node.op_type in _FOLDED_INTO]
     folded = [node for node in products if _holds_norm(node)]
     if folded:
@@ -50,10 +53,11 @@ def missing_norms(model: Model) -> tuple[str, ...]:
 
 
 def _holds_norm(node: onnx.NodeProto) -> bool:
-    """Tell whether a batch norm was folded into the node, as PyTorch's exporters show in notes and names.
+    """Tell whether a batch norm was folded into the node.
 
-    The newer one notes its rule; it names the bias that it made after the weight. The legacy one names what it computed
-    after the node's type and a number: a bias is computed of nothing but a norm.
+    PyTorch's exporters leave traces. The newer exporter notes its rule, and names the new bias after the weight. The
+    legacy exporter names computed values after the node's type and a number, and a computed bias comes only from a
+    norm.
     """
     rules = next((entry.value for entry in node.metadata_props if entry.key == _RULES), "")
     weight, bias = (*node.input, "", "", "")[1:3]
@@ -61,7 +65,10 @@ def _holds_norm(node: onnx.NodeProto) -> bool:
 
 
 def _without_bias_and_norm(model: Model, convolutions: Iterable[onnx.NodeProto]) -> int:
-    """Return how many convolutions without a bias only activations read: a folded norm of a fresh model adds zeros."""
+    """Count convolutions without bias that only activations read.
+
+    A folded norm of a fresh model adds zeros, and so no bias.
+    """
     readers: dict[str, set[str]] = {}
     for node in model.graph.node:
         for name in node.input:
@@ -71,11 +78,14 @@ def _without_bias_and_norm(model: Model, convolutions: Iterable[onnx.NodeProto])
 
 
 def _would_be_noted(node: onnx.NodeProto) -> bool:
-    """Tell whether the node comes from an exporter that would have left a trace."""
+    """Tell whether the node's exporter would have left a trace."""
     return node.name.startswith("/") or any(entry.key.startswith(_NOTES_OF_TORCH) for entry in node.metadata_props)
 
 
 def _has_norms(model: Model) -> bool:
-    """Tell whether some op normalizes, or nodes spell that out: a mean, and a root by which is divided."""
+    """Tell whether the model normalizes.
+
+    An op does, or nodes compute a mean and divide by a root.
+    """
     types = {node.op_type for node in model.graph.node}
     return any("Normalization" in type_ for type_ in types) or {"ReduceMean", "Sqrt"} <= types

@@ -1,4 +1,4 @@
-"""Which ops are deterministic: only those may be recomputed."""
+"""Determinism of ops: only deterministic ops may be recomputed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _RANDOM |= {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformL
 
 
 def _is_random(node: onnx.NodeProto) -> bool:
-    """Whether the op draws random numbers, or may (a dropout)."""
+    """Whether the op draws random numbers, or may draw some (a dropout)."""
     return node.op_type in _RANDOM
 
 
 def repeats_itself(node: onnx.NodeProto, values: Values, opset: int) -> bool:
-    """Whether a second run of this node, which has no bodies, gives the result of the first.
+    """Whether a second run of this node repeats the first result.
 
-    True for all ops but random ones, and for those with a seed and for dropout outside training. An op that onnx does
-    not know is taken to repeat itself, as most do.
+    The node has no bodies. True for all ops except random ones, for random ones with a seed, and for dropout outside of
+    training. An unknown op counts as deterministic, as most are.
     """
     if not _is_random(node) or attribute_of(node, "seed") is not None:
         return True
@@ -34,8 +34,8 @@ def repeats_itself(node: onnx.NodeProto, values: Values, opset: int) -> bool:
 def is_inference_dropout(node: onnx.NodeProto, values: Values, opset: int) -> bool:
     """Whether the node is a dropout that passes its input through.
 
-    Up to operator set 6 an attribute says so, from 7 to 11 it always does, from 12 on an input says so. One that drops
-    a share of 0 does so, too.
+    Up to operator set 6 an attribute decides, from 7 to 11 every dropout does, from 12 on an input decides. A dropout
+    of a share of 0 does, too.
     """
     if node.op_type != "Dropout" or node.domain != "":
         return False

@@ -1,4 +1,4 @@
-"""The steps of reading, in order."""
+"""The reader of ONNX models: its steps in order."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class SizedModel:
-    """A model that was read, before it becomes a `Graph`.
+    """A sized model, before it becomes a `Graph`.
 
     Attributes:
-        model: what the file says.
-        graph: the nodes as they run, and the type of every value.
-        inference: how the types were found, and what is an estimate.
+        model: the model in the file.
+        graph: the nodes as they run, with the type of every value.
+        inference: the inference of types, with its estimates.
     """
 
     model: Model
@@ -47,11 +47,14 @@ class SizedModel:
 
 
 def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False) -> SizedModel:
-    """Read a model and size every value of it; arguments and errors as for `load_model` and `read_model`."""
+    """Read a model, and size every value.
+
+    Arguments and errors are as for `load_model` and `read_model`.
+    """
     model = load_model(source, keep_data=keep_data)
     stored = stored_names(model.graph)
     inputs = bind_inputs([value for value in model.graph.input if value.name not in stored], options)
-    # From IR version 4 on, an initializer that is listed as an input is one that the caller may replace.
+    # From IR version 4 on, the caller may replace an initializer that is listed as an input.
     listed = {value.name for value in model.graph.input} if model.proto.ir_version >= 4 else set()
     inference = ShapeInference(
         opsets=OperatorSets(model.opsets),
@@ -104,7 +107,7 @@ def _follows_onnxruntime(options: ReadOptions) -> bool:
 
 
 def _constant_weights(read: SizedModel) -> Iterator[str]:
-    """Yield the note for who trains a model whose weights are Constant nodes."""
+    """Yield the note on weights in Constant nodes, for training."""
     weights = [one for one in parameters(read.graph) if one.name in read.inference.constant_weights]
     if weights:
         size = format_bytes(sum(one.bytes for one in weights))
@@ -129,7 +132,7 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
 
 
 def _guessed(sized: SizedGraph, inference: ShapeInference) -> tuple[str, str] | None:
-    """Return why the memory of a model is an estimate that may be far too small, and what to do."""
+    """Return reason and remedy if the memory estimate may be far too small."""
     graphs = with_bodies(sized)
     nodes = [node for one in graphs for node in guesses(one.nodes, one.values, inference.estimates)]
     if not nodes:
@@ -142,7 +145,7 @@ def _guessed(sized: SizedGraph, inference: ShapeInference) -> tuple[str, str] | 
 
 
 def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | None:
-    """Return why onnxruntime is known to take more memory than predicted, and what to do."""
+    """Return reason and remedy if onnxruntime takes more than predicted."""
     single = run_in_float32((one.node for one in sized.nodes), sized.values)
     if options.storage is not Aliasing.ORT_CPU or not single:
         return None
@@ -154,7 +157,7 @@ def _understated(sized: SizedGraph, options: ReadOptions) -> tuple[str, str] | N
 
 
 def _kernel_notes(sized: SizedGraph, options: ReadOptions) -> Iterator[str]:
-    """Yield which kernels of onnxruntime may take more memory than predicted."""
+    """Yield notes on kernels that may take more memory than predicted."""
     if options.workspace is not None:
         counted = "onnxruntime's" if options.counts_workspace else "none"
         yield f"workspace of kernels that is counted, as asked for: {counted}"

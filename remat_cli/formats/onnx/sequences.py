@@ -1,6 +1,7 @@
-"""Types of what sequence and optional ops produce; onnx's own inference loses the shapes inside sequences.
+"""Types of the results of sequence and optional ops.
 
-A sequence is sized by what was inserted, and its tensors are told apart only as far as they have one shape.
+onnx's own inference loses the shapes inside sequences. A sequence has the size of the inserted tensors, and a shape of
+its items if they all have the same.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _erase(node: onnx.NodeProto, inputs: Inputs) -> ValueType | None:
     sequence = _type(inputs, 0)
     if not isinstance(sequence, SequenceType):
         return None
-    # Which tensor goes is not known: the size stays an upper bound where they differ.
+    # The erased tensor is unknown: if shapes differ, the size is an upper bound.
     erased = TensorType(sequence.element, sequence.item).bytes
     total = None if sequence.total_bytes is None else max(0, sequence.total_bytes - erased)
     length = None if sequence.length is None else max(0, sequence.length - 1)
@@ -80,7 +81,10 @@ def _split(node: onnx.NodeProto, inputs: Inputs) -> ValueType | None:
 
 
 def _piece_sizes(size: int, split: Value | None) -> tuple[int, int | None] | None:
-    """Return the number of pieces and their size, None in its place where they differ; None where nothing is known."""
+    """Return the number of pieces and their size.
+
+    The size is None if pieces differ; the result is None if nothing is known.
+    """
     if split is None:
         return size, 1
     if split.data is None or split.data.ndim > 1:

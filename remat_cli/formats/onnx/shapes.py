@@ -1,9 +1,9 @@
-"""The type of every value: one walk over the nodes that infers shapes and folds shape arithmetic at the same time.
+"""The type of every value, by one walk over the nodes.
 
-Each node is inferred by itself when its inputs are known, and small constants are computed as they appear: what
-inference of a whole model needs several rounds for is known in one, and a fault is found at its node.
-What the file itself says of shapes between inputs and outputs is used only where nothing can be inferred: it is often
-stale, after sizes were bound or a tool has edited the file.
+The walk infers shapes and folds shape arithmetic at the same time. Each node is inferred alone once its inputs are
+known, and small constants are computed at once. So one round is enough where inference of a whole model needs several,
+and a fault is found at its node. Shapes in the file, between inputs and outputs, are used only if inference fails: they
+are often stale after binding sizes or editing the file.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ if TYPE_CHECKING:
 _SHOWN = 40
 # Maximum dry runs to find further unknown shapes.
 _TRIALS = 20
-# Stands for a size that is not known.
+# replaces an unknown size
 _EXAMPLE_SIZE = 8
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """A graph while it is walked.
+    """A graph during the walk.
 
     Attributes:
-        values: what is known so far, here and in the surrounding graphs.
-        declared: types that the file gives for values between inputs and outputs.
+        values: known values, here and in the surrounding graphs.
+        declared: types in the file for values between inputs and outputs.
     """
 
     values: ChainMap[str, Value]
@@ -84,20 +84,21 @@ class _Scope:
 
 @dataclass
 class ShapeInference:
-    """The walk over a model and its bodies, and what it finds on its way.
+    """The walk over a model and its bodies, with its findings.
 
     Attributes:
         opsets: the operator sets of the file.
         dims: values of the inputs' symbols.
-        value_shapes: shapes that the user gives, by value name; for a sequence, of all its elements taken together.
-        weights: names that are read where a trained weight may stand.
+        value_shapes: shapes that the user gives, by value name; for a sequence, the shape of all its elements taken
+            together.
+        weights: names read at positions of trained weights.
         overridable: initializers of the main graph that the caller may replace.
-        without_kernel: ops of ONNX's own set that the runtime runs as the nodes that define them.
-        estimates: why an op is an estimate, by op name.
+        without_kernel: ops of ONNX's own set that the runtime expands into their defining nodes.
+        estimates: reason of each estimated op, by op name.
         is_sorted: whether the nodes of the file were in an executable order.
-        names: of all values and nodes, also of those that ops without kernel are run as.
+        names: names of all values and nodes, including expanded nodes.
         data: elements of the main graph's inputs that are given a value.
-        left_out: branches that do not fit the sizes: what they are, and why.
+        left_out: branches that do not suit the sizes, with the reasons.
         constant_weights: names of Constant nodes' values that count as weights.
     """
 
@@ -127,12 +128,12 @@ class ShapeInference:
         Args:
             graph: the main graph.
             inputs: types of its inputs, by name.
-            data: elements of those that are given a value.
+            data: elements of the inputs that are given a value.
 
         Raises:
-            GraphError: a structural fault, a node that does not fit its inputs.
-            UsageError: values whose shape cannot be inferred; a given shape is for no value of the graph, or
-                contradicts what is inferred.
+            GraphError: there is a structural fault, or a node does not match its inputs.
+            UsageError: the shape of a value cannot be inferred; a given shape belongs to no value of the graph, or
+                contradicts inference.
         """
         self.names.take(graph)
         self.data, self._inputs = data or {}, frozenset(inputs)
@@ -148,7 +149,10 @@ class ShapeInference:
         return sized
 
     def _unknown_shapes(self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType]) -> UsageError:
-        """Return the error that asks for every shape at once: also for those that come up once the first are known."""
+        """Return the error that asks for all unknown shapes at once.
+
+        It includes shapes that become unknown only once the first are given.
+        """
         places: dict[str, str] = {}
         examples: dict[str, tuple[int, ...]] = {}
         trial = self
@@ -164,7 +168,7 @@ class ShapeInference:
             try:
                 trial.names.take(graph)
                 trial._size(graph, inputs, ChainMap(), path="")
-            except RematError:  # the example shapes contradict each other, so shapes beyond them stay unknown
+            except RematError:  # the example shapes contradict each other, so later shapes stay unknown
                 break
         shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
@@ -175,7 +179,7 @@ class ShapeInference:
         )
 
     def _given(self, shapes: Mapping[str, tuple[int, ...]]) -> ShapeInference:
-        """Return the same inference before it began, with more shapes given."""
+        """Return a fresh inference with more given shapes."""
         return replace(
             self,
             value_shapes={**self.value_shapes, **shapes},
@@ -212,7 +216,7 @@ class ShapeInference:
         )
 
     def _visited(self, node: Node, scope: _Scope) -> Iterator[tuple[Node, SizedNode | None]]:
-        """Visit a node, or those that it is run as; yields each with what `_visit` returns for it."""
+        """Visit a node, or its expansion; yield each with its visit's result."""
         parts: tuple[Node, ...] = (node,)
         if _is_own(node.proto, *self.without_kernel) and self.without_kernel:
             schema = self.opsets.schema(node.proto)
@@ -226,7 +230,10 @@ class ShapeInference:
             yield from self._visited(part, scope)
 
     def _visit(self, node: Node, scope: _Scope) -> SizedNode | None:
-        """Add what a node produces to the scope; return None where it was computed and is no op."""
+        """Add a node's results to the scope.
+
+        Return None if they were computed, so that the node is no op.
+        """
         proto, values = node.proto, scope.values
         if _is_own(proto, "Constant") and node.outputs:
             values[node.outputs[0]] = constant_value(proto, self.constant_weights)
@@ -251,7 +258,7 @@ class ShapeInference:
     def _inferred(
         self, node: Node, schema: OpSchema | None, scope: _Scope
     ) -> tuple[Mapping[str, ValueType | None], ControlFlow]:
-        """Return the types of a node's outputs as far as its inputs tell them, and its bodies."""
+        """Infer the types of a node's outputs from its inputs, and its bodies."""
         proto, values = node.proto, scope.values
         if schema is not None:
             check_form(node, schema)
@@ -273,8 +280,8 @@ class ShapeInference:
             try:
                 return self._size(body, body_inputs(body, types, node.name), values, path=f"{node.name}/")
             except Misfit:
-                for name, found in before.items():  # a branch that cannot run leaves no trace
-                    setattr(self, name, found)
+                for name, earlier in before.items():  # a branch that cannot run leaves no trace
+                    setattr(self, name, earlier)
                 raise
 
         flow = control_flow(node, values, self.opsets.version(""), size_body)
@@ -284,22 +291,22 @@ class ShapeInference:
         return flow
 
     def _inputs_behind(self, name: str) -> list[str]:
-        """Return the inputs of the main graph that a value is computed from, a few at most."""
-        found: dict[str, None] = {}
+        """Return a few inputs of the main graph that a value depends on."""
+        inputs: dict[str, None] = {}
         open_names = [name]
-        while open_names and len(found) < _MOST_BEHIND:
+        while open_names and len(inputs) < _MOST_BEHIND:
             one = open_names.pop()
-            if one not in found:
-                found[one] = None
+            if one not in inputs:
+                inputs[one] = None
                 open_names += self._reads.get(one, ())
-        return [name for name in found if name in self._inputs] or ["NAME"]
+        return [name for name in inputs if name in self._inputs] or ["NAME"]
 
     def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
-        """Return the types of the outputs of a node that onnx has no definition of."""
+        """Return the output types of a node that onnx does not define."""
         if not node.proto.output:
             return {}
         standard = standard_form(node)
-        # Its ops follow the newest definitions, whatever operator set the file imports.
+        # The standard form follows the newest definitions, whatever operator set the file imports.
         schema = None if standard is None else NEWEST.schema(standard.proto)
         types: dict[str, ValueType | None] = {}
         if standard is not None and schema is not None:
@@ -334,7 +341,10 @@ class ShapeInference:
         return types
 
     def _settled(self, node: Node, name: str, inferred: ValueType | None, scope: _Scope) -> Value:
-        """Return an output: as inferred, else as the user gives it, else as the file says, else an estimate."""
+        """Return an output: inferred, given, declared or estimated.
+
+        The first known one of these counts.
+        """
         where = f"{name!r}, which op {node.name!r} produces,"
         given = self.value_shapes.get(name)
         from_guess = reads_guess(node, scope.values)
@@ -358,7 +368,10 @@ class ShapeInference:
         return Value(sized_like(template, like), Origin.PRODUCED, guessed=True)
 
     def _remember_dims(self, name: str, proto: onnx.TypeProto) -> None:
-        """Remember rank and sizes as far as they are known; what was inferred comes before what the file says."""
+        """Remember a value's rank and sizes, as far as known.
+
+        Inferred sizes come before those in the file.
+        """
         if proto.tensor_type.HasField("shape"):
             dims = (dim.dim_value if dim.HasField("dim_value") else None for dim in proto.tensor_type.shape.dim)
             self._known_dims.setdefault(name, tuple(dims))
@@ -366,7 +379,7 @@ class ShapeInference:
     def _computed(
         self, node: Node, schema: OpSchema | None, results: Mapping[str, Value], values: Values
     ) -> Mapping[str, Array] | None:
-        """Return the outputs' elements where they are known while reading."""
+        """Return the outputs' elements if they are known while reading."""
         proto = node.proto
         if schema is None or not _is_own(proto):
             return None
@@ -381,7 +394,7 @@ class ShapeInference:
         return compute(proto, self.opsets.versions, known) if len(known) == len(data) else None
 
     def _note(self, node: Node, results: Mapping[str, Value], values: Values) -> None:
-        """Remember what is not known of an op's outputs."""
+        """Remember the unknowns of an op's outputs."""
         for name, value in results.items():
             if value.type.element.is_string:
                 self.estimates.setdefault(node.name, STRINGS)
@@ -390,26 +403,29 @@ class ShapeInference:
 
 
 _SHAPE_READERS = ("Shape", "Size")
-# Values that are looked at to find the inputs that decide.
+# The number of values to inspect in the search for the deciding inputs.
 _MOST_BEHIND = 100
-# What a walk finds and tells at its end.
+# findings of a walk, reported at its end
 _FOUND = ("estimates", "left_out", "_unsized", "_known_dims")
 
 
 def _is_own(node: onnx.NodeProto, *op_types: str) -> bool:
-    """Whether a node is from ONNX's own operator set, and one of these ops (any, if none is named)."""
+    """Whether a node is one of these ops of ONNX's own set.
+
+    Without names, any op of the set counts.
+    """
     return node.domain == "" and (not op_types or node.op_type in op_types)
 
 
 def _read_for_data(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs whose values matter, not only their types."""
+    """Return the inputs whose values matter, besides their types."""
     if _is_own(node, *_SHAPE_READERS):
         return []
     return [name for name in (node.input[:1] if _is_own(node, "CastLike") else node.input) if name]
 
 
 def _changes(value: Value) -> bool:
-    """Whether a value can differ when the model runs, or after training."""
+    """Whether a value can differ when the model runs or is trained."""
     return value.is_activation or value.trainable or value.overridable
 
 
@@ -430,7 +446,7 @@ def _with_data(value: Value, data: Array) -> Value:
 
 
 def _shape_data(node: onnx.NodeProto, values: Values) -> Mapping[str, Array] | None:
-    """Return what Shape or Size gives."""
+    """Return the result of Shape or Size."""
     kind = values[node.input[0]].type
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None

@@ -1,4 +1,7 @@
-"""The result of inference, which conversion begins with: the nodes that stay ops, and the type of every value."""
+"""The result of inference: remaining nodes, and the type of every value.
+
+Conversion starts from this.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ class SizedNode:
     Attributes:
         node: the node.
         bodies: its bodies that can run, sized: branches of If, the body of Loop or Scan.
-        recomputable: whether a second run gives the result of the first.
-        unread_bytes: size of what its branches store that cannot run.
+        recomputable: whether a second run repeats the first result.
+        unread_bytes: size of the values stored by branches that cannot run.
     """
 
     node: Node
@@ -31,13 +34,13 @@ class SizedGraph:
     """A graph, or a body, with the type of each value.
 
     Attributes:
-        values: every value that is visible in it; the first of the maps holds its own.
+        values: every visible value; the first map has the graph's own.
         nodes: the nodes that stay ops, in an executable order.
         inputs: names of its inputs.
         outputs: names of its outputs.
         stored: names of its initializers.
-        stored_bytes: their size.
-        folded: nodes that were computed while reading, in an executable order.
+        stored_bytes: size of the initializers.
+        folded: nodes computed while reading, in an executable order.
     """
 
     values: ChainMap[str, Value]

@@ -1,4 +1,7 @@
-"""Values that the file stores: initializers and Constant nodes. Data in other files is never opened."""
+"""Values in the file: initializers and Constant nodes.
+
+Data in other files is never opened.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 _DAMAGED = "the file is damaged; export it again"
 
-# Positions at which an op reads statistics and scales: floats that training does not change by gradients.
+# Positions of statistics and scales: floats that gradients do not change.
 _NOT_TRAINED: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (3, 4),
     "Resize": (1, 2),
@@ -35,7 +38,7 @@ _NOT_TRAINED: Mapping[str, tuple[int, ...]] = {
     "QLinearMatMul": (1, 4, 6),
 }
 
-# Ops whose operands are weights, where exporters write them as Constant nodes.
+# Ops whose operands are weights if exporters write them as Constant nodes.
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -44,8 +47,8 @@ class Stored:
     """The initializers of a graph.
 
     Attributes:
-        values: by name.
-        bytes: their size together; a sparse one counts as the dense one that runtimes make of it.
+        values: values by name.
+        bytes: total size; a sparse value counts as the dense one that runtimes make of it.
     """
 
     values: Mapping[str, Value]
@@ -53,17 +56,20 @@ class Stored:
 
 
 def weights_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """Yield the names that nodes, and those of their bodies, read where a trained weight may stand."""
+    """Yield the names that nodes and bodies read at positions of weights."""
     for node in all_nodes(nodes):
         skipped = _NOT_TRAINED.get(node.op_type, ())
         yield from (name for position, name in enumerate(node.input) if position not in skipped)
 
 
 def constant_weights(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
-    """Return the Constant nodes' values that nodes, and those of their bodies, multiply by: weights like any other."""
-    found = list(all_nodes(nodes))
-    constants = {node.output[0] for node in found if node.op_type == "Constant" and node.domain == "" and node.output}
-    products = (node for node in found if node.op_type in _PRODUCTS and node.domain == "")
+    """Return the Constant nodes' values that nodes and bodies multiply by.
+
+    They are weights like any other.
+    """
+    every = list(all_nodes(nodes))
+    constants = {node.output[0] for node in every if node.op_type == "Constant" and node.domain == "" and node.output}
+    products = (node for node in every if node.op_type in _PRODUCTS and node.domain == "")
     return frozenset(name for node in products for name in node.input if name in constants)
 
 
@@ -72,11 +78,11 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
 
     Args:
         graph: the main graph or a body.
-        weights: names that are read where a trained weight may stand.
-        overridable: names of initializers that the caller may replace, whose data is therefore not relied on.
+        weights: names read at positions of trained weights.
+        overridable: names of initializers that the caller may replace, so that their data is unknown.
 
     Raises:
-        GraphError: an unknown element type, a negative dimension, data that does not match its type.
+        GraphError: there is an unknown element type, a negative dimension, or data that does not match its type.
     """
     values: dict[str, Value] = {}
     total = 0
@@ -93,7 +99,7 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
 
 
 def unread_bytes(graph: onnx.GraphProto) -> int:
-    """Return the size of what a body that never runs stores, and of the constants in it."""
+    """Return the size of initializers and constants in an unused body."""
     total = 0
     for one in all_graphs(graph):
         total += stored_values(one, (), ()).bytes
@@ -127,14 +133,14 @@ def _tensor_type(tensor: onnx.TensorProto, dims: Iterable[int]) -> TensorType:
 
 
 def constant_value(node: onnx.NodeProto, weights: Container[str] = ()) -> Value:
-    """Return what a Constant node stands for.
+    """Return the value of a Constant node.
 
     Args:
         node: the node.
-        weights: names that are read where a trained weight may stand in a Constant node.
+        weights: names read at positions of trained weights in Constant nodes.
 
     Raises:
-        GraphError: it has no value, or one that `stored_values` would refuse.
+        GraphError: the node has no value, or one that `stored_values` would refuse.
     """
     for attribute in node.attribute:
         match attribute.name:
@@ -164,7 +170,9 @@ def _computed(data: Array, number: int) -> Value:
 
 
 def stored_data(tensor: onnx.TensorProto) -> Array | None:
-    """Return the elements of a small tensor, or None where it is large, or its data is in another file.
+    """Return the elements of a small tensor, or None.
+
+    None: the tensor is large, or its data is in another file.
 
     Raises:
         GraphError: the data does not match the type.

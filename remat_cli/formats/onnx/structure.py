@@ -1,6 +1,7 @@
-"""The graph as the file gives it: one producer a name, every input defined, an order that can be executed.
+"""The structure of the file's graph: names, definitions and order.
 
-onnx's checker is not used: it stops at the first error, needs shapes on outputs and opens external data.
+Each name has one producer, every input is defined, and the order can be executed. onnx's checker is not used: it stops
+at the first error, needs shapes on outputs and opens external data.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _DAMAGED = "the file is damaged, or its export went wrong; export it again"
 
 @dataclass(frozen=True)
 class Node:
-    """A node under its own name.
+    """A node with a unique name.
 
     Attributes:
         name: unique within its graph.
-        proto: what the file says.
+        proto: the node in the file.
         captured: names of outer values that its bodies read.
     """
 
@@ -41,27 +42,28 @@ class Node:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Names of all values that it needs, each once."""
+        """Names of all values that the node reads, each once."""
         return tuple(dict.fromkeys((*filter(None, self.proto.input), *self.captured)))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the values that it produces."""
+        """Names of the values that the node produces."""
         return tuple(filter(None, self.proto.output))
 
 
 def executable_nodes(graph: onnx.GraphProto, outer: Collection[str], path: str = "") -> tuple[tuple[Node, ...], bool]:
-    """Return the nodes in an order that can be executed, and whether that is the order of the file.
+    """Return the nodes in an executable order.
 
-    Nodes that are out of order move as little as needed: the sort is stable.
+    Also return whether that is the order of the file. Nodes that are out of order move as little as needed: the sort is
+    stable.
 
     Args:
         graph: the main graph or a body.
         outer: names that the surrounding graphs define.
-        path: put in front of the nodes' names.
+        path: prefix of the nodes' names.
 
     Raises:
-        GraphError: a name with two producers, an undefined input, a cycle.
+        GraphError: a name has two producers, an input is undefined, or there is a cycle.
     """
     nodes = [
         Node(path + name, proto, captured_names(proto))
@@ -89,7 +91,7 @@ def executable_nodes(graph: onnx.GraphProto, outer: Collection[str], path: str =
 
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the names of outer values that the bodies of a node read, at any depth."""
+    """Return the outer values that a node's bodies read, at any depth."""
     names: dict[str, None] = {}
     for body in bodies_of(node):
         own = {value.name for value in body.input} | stored_names(body)
@@ -106,16 +108,17 @@ def stored_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint: the known name that comes closest, if one does."""
-    # Matching against a whole large graph would take longer than reading it.
+    """Return a hint with the closest known name, if one is close."""
+    # Matching against all names of a large graph would take longer than reading it.
     close = get_close_matches(name, sorted(known)[:5000], n=1)
     return f"did you mean {close[0]!r}?" if close else _DAMAGED
 
 
 def _unique_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """Return a name for each node: its own, or "Conv_12" for the node at index 12; repeated ones are numbered.
+    """Return a unique name for each node.
 
-    A name that PyTorch's exporter made up, such as node_MatMul_887, gives way to the module that the node comes from.
+    It is the node's own, or "Conv_12" for the node at index 12; repeated names are numbered. A name invented by
+    PyTorch's exporter, such as node_MatMul_887, is replaced by the node's module.
     """
     own_names = [f"{module}/{node.op_type}" if (module := noted_module(node)) else node.name for node in nodes]
     taken = set(own_names)
@@ -150,7 +153,7 @@ def _producers(nodes: Sequence[Node], given: Collection[str]) -> dict[str, int]:
 
 
 def _sorted(nodes: Sequence[Node], producer: dict[str, int]) -> tuple[tuple[Node, ...], bool]:
-    """Return the nodes so that each comes after what it reads, and whether they were."""
+    """Sort the nodes after their inputs; tell whether they were sorted."""
     try:
         order = file_order([{producer[name] for name in node.reads if name in producer} for node in nodes])
     except CycleError:

@@ -1,7 +1,7 @@
-"""If, Loop and Scan: opaque ops whose results are sized from their bodies.
+"""If, Loop and Scan: opaque ops, sized by their bodies.
 
-A loop's body is sized for its first iteration. Where a state changes its shape from one iteration to the next, or the
-number of iterations is not known, the result's shape is not known either and has to be given.
+A loop's body is sized for its first iteration. If a state changes its shape between iterations, or the number of
+iterations is unknown, the result's shape is unknown, too, and must be given.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SizeBody = Callable[["onnx.GraphProto", Sequence[ValueType]], SizedGraph]
 
 @dataclass(frozen=True)
 class ControlFlow:
-    """What a control-flow node produces.
+    """The results of a control-flow node.
 
     Attributes:
-        types: type of each output by position; None where not known.
+        types: type of each output by position; None if unknown.
         bodies: its bodies that can run, sized.
         left_out: its branches that cannot run.
-        misfits: why some of these do not fit the sizes, by attribute.
+        misfits: reasons why some of these do not suit the sizes, by attribute.
     """
 
     types: tuple[ValueType | None, ...]
@@ -50,16 +50,16 @@ NO_BODIES = ControlFlow((), ())
 
 
 def control_flow(node: Node, values: Values, opset: int, size_body: SizeBody) -> ControlFlow:
-    """Size the bodies of an If, Loop or Scan, and from them its outputs.
+    """Size the bodies of an If, Loop or Scan, and then its outputs.
 
     Args:
         node: the node.
-        values: what is known where the node stands.
+        values: the values visible to the node.
         opset: version of ONNX's own operator set.
-        size_body: sizes a body, given the types of its inputs.
+        size_body: function that sizes a body, given the types of its inputs.
 
     Raises:
-        GraphError: a body is missing, or has another number of inputs or outputs than its node needs.
+        GraphError: a body is missing, or its number of inputs or outputs is wrong.
     """
     match node.proto.op_type:
         case "If":
@@ -90,7 +90,7 @@ def _outputs(node: Node, body: SizedGraph, expected: int) -> tuple[ValueType, ..
 
 
 def _first_data(node: Node, values: Values) -> Array | None:
-    """Return the elements of the first input where it is there and they are known."""
+    """Return the elements of the first input, if known."""
     inputs = node.proto.input
     data = values[inputs[0]].data if inputs and inputs[0] else None
     return data if data is not None and data.size else None
@@ -119,7 +119,7 @@ def _if(node: Node, values: Values, size_body: SizeBody) -> ControlFlow:
 
 
 def _larger(types: Sequence[ValueType]) -> ValueType | None:
-    """Return the type that takes most memory: which branch runs is not known."""
+    """Return the type with most memory, as the branch to run is unknown."""
     open_type = next((one for one in types if not one.is_sized), None)
     if open_type is not None:
         return open_type
@@ -168,7 +168,7 @@ def _stacked(one: ValueType, axis: int, count: int | None) -> ValueType | None:
 def _scan(node: Node, values: Values, opset: int, size_body: SizeBody) -> ControlFlow:
     proto = node.proto
     if opset < 9:
-        # Scan 8 has a batch axis and an optional first input; no exporter in use writes it.
+        # Scan 8 has a batch axis and an optional first input; no current exporter writes it.
         return ControlFlow((None,) * len(proto.output), ())
     scanned = integer_attribute(proto, "num_scan_inputs", 0)
     split = len(proto.input) - scanned
@@ -183,7 +183,7 @@ def _scan(node: Node, values: Values, opset: int, size_body: SizeBody) -> Contro
 
 
 def _slices(scanned: Sequence[ValueType], proto: onnx.NodeProto) -> tuple[list[ValueType], int | None]:
-    """Return the type of one slice of each scanned input, and their number."""
+    """Return the slice type of each scanned input, and the number of slices."""
     axes = integers_attribute(proto, "scan_input_axes") or (0,) * len(scanned)
     slices: list[ValueType] = []
     length = None
@@ -201,7 +201,7 @@ def body_inputs(graph: onnx.GraphProto, types: Sequence[ValueType], where: str) 
     """Return the types of a body's inputs by name.
 
     Raises:
-        GraphError: the body has another number of inputs than its node feeds.
+        GraphError: the body's number of inputs differs from the node's.
     """
     names = [value.name for value in graph.input]
     if len(names) != len(types):

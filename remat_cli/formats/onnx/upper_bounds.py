@@ -1,4 +1,7 @@
-"""Ops that may take less memory than is counted: which branch runs, and how often, depends on data."""
+"""Ops that may take less memory than counted.
+
+Their branch, or their number of iterations, depends on data.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from remat_cli.formats.onnx.values import TensorType, Values
 if TYPE_CHECKING:
     import onnx
 
-# The size of their results depends on data, and was given as the largest.
+# The size of their results depends on data, and is counted as the largest.
 _SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
 def upper_bounds(sized: SizedGraph) -> tuple[str, ...]:
-    """Return the ops of a graph that are counted with the most they may take.
+    """Return the ops that are counted with their largest memory.
 
     Returns:
-        Their names; none where some loop's state grows, as the graph may then take more than is counted.
+        Their names; none if the state of a loop grows, as the graph may then take more than counted.
     """
     if any(_grows(node, one.values) for one in with_bodies(sized) for node in one.nodes):
         return ()
@@ -27,7 +30,7 @@ def upper_bounds(sized: SizedGraph) -> tuple[str, ...]:
 
 
 def with_bodies(sized: SizedGraph) -> Iterator[SizedGraph]:
-    """Yield a graph, the bodies in it, and those in bodies."""
+    """Yield a graph and its bodies, at any depth."""
     yield sized
     for node in sized.nodes:
         for body in node.bodies:
@@ -35,7 +38,7 @@ def with_bodies(sized: SizedGraph) -> Iterator[SizedGraph]:
 
 
 def _grows(node: SizedNode, values: Values) -> bool:
-    """Whether an op is a loop with a tensor that changes its shape from one iteration to the next."""
+    """Whether an op is a loop with a tensor whose shape changes."""
     proto = node.node.proto
     if not _is_own(proto, "Loop"):
         return False
@@ -46,7 +49,7 @@ def _grows(node: SizedNode, values: Values) -> bool:
 
 
 def _is_bound(node: SizedNode, values: Values) -> bool:
-    """Whether an op, or one in its bodies, may take less than is counted."""
+    """Whether an op, or one in its bodies, may take less than counted."""
     proto = node.node.proto
     if _is_own(proto, *_SIZED_BY_DATA) or (_is_own(proto, "If") and len(node.bodies) > 1):
         return True
@@ -56,7 +59,7 @@ def _is_bound(node: SizedNode, values: Values) -> bool:
 
 
 def _runs_to_its_end(node: SizedNode, values: Values) -> bool:
-    """Whether a loop's number of iterations is known, and no condition can end it before."""
+    """Whether a loop has a known length that no condition shortens."""
     trips, condition = (*node.node.proto.input[:2], "", "")[:2]
     (body,) = node.bodies
     if not trips or values[trips].data is None or not _is_true(condition, values):

@@ -1,4 +1,4 @@
-"""The values of a model: type, size, and where each comes from."""
+"""The values of a model: type, size and origin."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of a tensor; also of an optional tensor.
+    """The type of a tensor, or of an optional tensor.
 
     Attributes:
         element: type of its elements.
-        shape: dimensions; None where not all of them are known.
+        shape: dimensions; None if any is unknown.
     """
 
     element: ElementType
@@ -41,24 +41,24 @@ class TensorType:
 
     @property
     def elements(self) -> int:
-        """Number of elements; 0 where the shape is not known."""
+        """Number of elements; 0 for an unknown shape."""
         return 0 if self.shape is None else prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Size in memory, whole bytes; 0 where the shape is not known."""
+        """Size in memory in whole bytes; 0 for an unknown shape."""
         return -(-self.elements * self.element.bits // 8)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:
-    """The type of a sequence of tensors; also of an optional one.
+    """The type of a sequence of tensors, or of an optional one.
 
     Attributes:
         element: type of the elements of its tensors.
-        total_bytes: size of all its tensors together; None where not known.
-        item: shape of each tensor; None where they differ or are not known.
-        length: number of tensors; None where not known.
+        total_bytes: size of all its tensors together; None if unknown.
+        item: shape of each tensor; None if they differ or are unknown.
+        length: number of tensors; None if unknown.
     """
 
     element: ElementType
@@ -73,12 +73,12 @@ class SequenceType:
 
     @property
     def shape(self) -> None:
-        """A sequence has none."""
+        """The shape, which a sequence does not have."""
         return
 
     @property
     def bytes(self) -> int:
-        """Size in memory; 0 where it is not known."""
+        """Size in memory; 0 if unknown."""
         return self.total_bytes or 0
 
 
@@ -86,16 +86,16 @@ ValueType = TensorType | SequenceType
 
 
 class Misfit(GraphError):
-    """A node that cannot run on its inputs: of these sizes, or at all."""
+    """A node that cannot run on its inputs, for their sizes or at all."""
 
 
 class Origin(Enum):
-    """Where a value comes from."""
+    """The origin of a value."""
 
-    INPUT = "input"  # fed by the caller, or handed to a body by its node
+    INPUT = "input"  # fed by the caller, or passed to a body by its node
     STORED = "stored"  # an initializer
     FOLDED = "folded"  # computed while reading: constants, shape arithmetic
-    PRODUCED = "produced"  # made by an op when the model runs
+    PRODUCED = "produced"  # the output of an op when the model runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Value:
 
     Attributes:
         type: its type and size.
-        origin: where it comes from.
-        data: the elements, where they are known and few.
-        trainable: a weight that training changes.
-        overridable: an initializer that the caller may replace by an input of the same name.
-        guessed: its size is an estimate, or follows from one.
+        origin: its origin.
+        data: its elements, if they are known and few.
+        trainable: whether it is a weight that training changes.
+        overridable: whether it is an initializer that the caller may replace by an input of the same name.
+        guessed: whether its size is an estimate, or follows from one.
     """
 
     type: ValueType
@@ -120,7 +120,7 @@ class Value:
 
     @property
     def is_activation(self) -> bool:
-        """Whether it takes memory of its own when the model runs."""
+        """Whether the value takes its own memory when the model runs."""
         return self.origin in (Origin.INPUT, Origin.PRODUCED)
 
 
@@ -128,15 +128,17 @@ Values = Mapping[str, Value]
 
 
 def value_type(proto: onnx.TypeProto, dims: Mapping[str, int], where: str) -> ValueType | None:
-    """Return the type that a file declares, or None for maps, opaque and sparse types, and where no type is given.
+    """Return the type declared in a file, or None.
+
+    None stands for maps, opaque and sparse types, and for a missing type.
 
     Args:
         proto: the declared type.
         dims: values of symbolic dimensions.
-        where: what has this type, for the error message.
+        where: the value of this type, for the error message.
 
     Raises:
-        GraphError: a negative dimension, an unknown element type, a size beyond 2^60 bytes.
+        GraphError: there is a negative dimension, an unknown element type, or a size beyond 2^60 bytes.
     """
     kind = proto.WhichOneof("value")
     if kind == "optional_type":
@@ -163,7 +165,7 @@ def _complete_shape(proto: onnx.TypeProto.Tensor, dims: Mapping[str, int]) -> tu
 
 
 def _named_size(name: str, dims: Mapping[str, int]) -> int | None:
-    """Return the value of a symbol, or of an expression whose symbols all have one."""
+    """Return the value of a symbol, or of an expression of known symbols."""
     if name in dims:
         return dims[name]
     written = expression(name)
@@ -171,10 +173,10 @@ def _named_size(name: str, dims: Mapping[str, int]) -> int | None:
 
 
 def checked(tensor: TensorType, where: str) -> TensorType:
-    """Return `tensor` if it can exist.
+    """Return `tensor` if such a tensor can exist.
 
     Raises:
-        GraphError: a negative dimension, or a size beyond 2^60 bytes.
+        GraphError: there is a negative dimension, or a size beyond 2^60 bytes.
     """
     if tensor.shape is None:
         return tensor
@@ -192,21 +194,27 @@ def checked(tensor: TensorType, where: str) -> TensorType:
 
 
 def broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of two operands stretched to each other, as far as they fit."""
+    """Return the shape of two operands broadcast to each other."""
     rank = max(len(one), len(other))
     padded = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
 def shape_text(shape: tuple[int | str, ...], longest: int = 16) -> str:
-    """Return a shape as ONNX tools write it: "[1,3,224,224]"; of a very long one, the beginning."""
+    """Write a shape like ONNX tools, such as "[1,3,224,224]".
+
+    A very long shape is cut.
+    """
     rest = f",... {len(shape):,} dimensions" if len(shape) > longest else ""
     return f"[{','.join(map(str, shape[:longest]))}{rest}]"
 
 
 @lru_cache(maxsize=4096)
 def type_proto(tensor: TensorType) -> onnx.TypeProto:
-    """Return the type as ONNX writes it. The result is shared: do not change it."""
+    """Return the type in ONNX's form.
+
+    The result is shared: do not change it.
+    """
     from onnx import helper
 
     return helper.make_tensor_type_proto(tensor.element.id, tensor.shape)

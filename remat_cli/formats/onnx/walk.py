@@ -1,4 +1,7 @@
-"""Walks over what a model holds at any depth: bodies of If, Loop and Scan, their nodes, their tensors."""
+"""Walks over a model's bodies, nodes and tensors at any depth.
+
+Bodies are those of If, Loop and Scan.
+"""
 
 from __future__ import annotations
 

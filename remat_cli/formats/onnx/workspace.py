@@ -1,7 +1,7 @@
-"""The workspace of a kernel: the memory that it takes while it runs, beside its inputs and outputs.
+"""The workspace of kernels: memory besides inputs and outputs.
 
-Known for onnxruntime's CPU provider, version 1.31, for which it was measured (tests/unit/runtime holds each rule
-against a measurement). What a kernel allocates and never touches is not counted: it takes no memory.
+The rules are for onnxruntime's CPU provider, version 1.31, and were measured (tests/unit/runtime compares each rule
+with a measurement). Memory that a kernel allocates but never touches does not count: it takes no memory.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ if TYPE_CHECKING:
 
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 8
-# For each result of a bilinear GridSample: four corners as 64-bit indices, four weights, and a mask.
+# Bytes for each result of a bilinear GridSample: four corners as 64-bit indices, four weights, and a mask.
 _BILINEAR_BYTES = 4 * _INDEX_BYTES + 4 * _FLOAT_BYTES + 8
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-# An element of what is summed in 8-bit products.
+# Bytes of a summand in 8-bit products.
 _SUM_BYTES = 4
-# An entry of the table of interpolated rows that a cubic Resize keeps: key, value, and the books of a hash table.
+# Bytes of an entry in the table of interpolated rows that a cubic Resize keeps: key, value, and overhead of a hash
+# table.
 _ENTRY_BYTES = 40
-# For each element of a kernel and each pixel of a DeformConv's result: four corners and four weights.
+# Bytes for each element of a kernel and each pixel of a DeformConv's result: four corners and four weights.
 _SAMPLE_BYTES = 4 * _FLOAT_BYTES + 4 * 4
-# What Unique notes of a value that it finds, of a row of values beside that, and of one that it reads.
+# Bytes in Unique for a distinct value, additionally for a row of values, and for a value read.
 _VALUE_BYTES, _ROW_BYTES, _READ_BYTES = 102, 32, 24
-# The accuracy level at which the operands of a MatMulNBits are multiplied as integers.
+# The accuracy level at which a MatMulNBits multiplies its operands as integers.
 _INTEGER_PRODUCTS = 4
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A node with the types of what it reads and makes; None where absent or no tensor of known shape."""
+    """A node with the types of its inputs and outputs.
+
+    A type is None if absent, or no tensor of known shape.
+    """
 
     node: onnx.NodeProto
     inputs: tuple[TensorType | None, ...]
@@ -49,13 +53,13 @@ class _Call:
         """Return the shape of an input.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the shape is unknown.
         """
         return _shape(self.inputs[position] if position < len(self.inputs) else None)
 
     @property
     def bytes(self) -> int:
-        """Size of the first output that is there."""
+        """Size of the first output that is present."""
         return next((one.bytes for one in self.outputs if one is not None), 0)
 
 
@@ -66,11 +70,13 @@ def _shape(kind: TensorType | None) -> tuple[int, ...]:
 
 
 def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int) -> int:
-    """Return the workspace of a node's kernel in onnxruntime; 0 where no rule tells.
+    """Return the workspace of a node's kernel in onnxruntime.
+
+    It is 0 without a rule.
 
     Args:
         node: the node.
-        values: what is known of its inputs and outputs.
+        values: its inputs and outputs.
         opset: version of ONNX's own operator set.
     """
     rule = _RULES.get(full_type(node))
@@ -83,12 +89,15 @@ def scratch_bytes(node: onnx.NodeProto, values: Values, opset: int) -> int:
 
     try:
         return rule(_Call(node, tuple(map(tensor, node.input)), tuple(map(tensor, node.output)), opset))
-    except (ValueError, IndexError):  # a shape is not known, or has not the dimensions that it should: an estimate
+    except (ValueError, IndexError):  # a shape is unknown or has unexpected dimensions: an estimate
         return 0
 
 
 def _convolution(call: _Call) -> int:
-    """All patches of an image, unless there are at least as many of them as filters: then a fixed small number."""
+    """All patches of an image, or little if filters are few.
+
+    Few means no more filters than patches; then the kernel needs a small fixed amount.
+    """
     return _FLOAT_BYTES * _patches(call) if _filters(call) > _pixels(call) else 0
 
 
@@ -97,9 +106,10 @@ def _integer_convolution(call: _Call) -> int:
 
 
 def _patches(call: _Call) -> int:
-    """Return the elements of all patches of one image that a filter is laid on, for one group of channels.
+    """Return the elements of all patches of one image.
 
-    A pointwise convolution needs none: its patches are the pixels.
+    The patches are those under a filter, for one group of channels. A pointwise convolution needs none: its patches are
+    the pixels.
     """
     kernel = call.shape(1)[2:]
     strides, pads = (integers_attribute(call.node, name) for name in ("strides", "pads"))
@@ -109,10 +119,11 @@ def _patches(call: _Call) -> int:
 
 
 def _quantized_convolution(call: _Call) -> int:
-    """Input and result of one image with channels last, and then what its kernel needs.
+    """Input and result with channels last, then the kernel's needs.
 
-    Signed weights are read by a pointer for each element of a patch, where channels fill their blocks. Else the sums of
-    32 bits are kept, and all patches of one group; for groups of one channel, the pointers instead of these.
+    Both are for one image. If channels fill their blocks, signed weights need a pointer for each element of a patch.
+    Otherwise the kernel keeps sums of 32 bits and all patches of one group, or pointers instead of patches for groups
+    of one channel.
     """
     is_last = integer_attribute(call.node, "channels_last", 0)
     image, result = call.shape(0)[1:], _shape(call.outputs[0])[1:]
@@ -135,13 +146,16 @@ def _quantized_convolution(call: _Call) -> int:
 
 
 def _fills_blocks(groups: int, weights: tuple[int, ...]) -> bool:
-    """Whether the channels of a convolution in one group can be read and made by blocks."""
+    """Whether channels of a single group fill blocks."""
     filters, channels = weights[:2]
     return groups == 1 and channels % 4 == 0 and filters % 8 == 0
 
 
 def _deformed_patches(call: _Call) -> int:
-    """All patches of an image, and where each of their elements is sampled, for each group of offsets."""
+    """All patches of an image, and sampling places of their elements.
+
+    The places are counted for each group of offsets.
+    """
     kernel = call.shape(1)[2:]
     samples = _SAMPLE_BYTES * max(1, integer_attribute(call.node, "offset_group", 1))
     return _pixels(call) * prod(kernel) * (_FLOAT_BYTES * call.shape(0)[1] + samples)
@@ -157,37 +171,49 @@ def _pixels(call: _Call) -> int:
 
 
 def _transposed_convolution(call: _Call) -> int:
-    """What one image's pixels add to the result, before it is summed; weights are [in, out of a group, *kernel]."""
+    """Contributions of one image's pixels to the result, before the sum.
+
+    Weights are [in, out of a group, *kernel].
+    """
     return _FLOAT_BYTES * prod(call.shape(1)[1:]) * prod(call.shape(0)[2:])
 
 
 def _along_an_inner_axis(call: _Call) -> int:
-    """Input and result with the axis moved to the end; before operator set 13 the axis splits the shape in two."""
+    """Input and result with the axis moved to the end.
+
+    Before operator set 13, the axis splits the shape in two.
+    """
     rank = len(call.shape(0))
     moved = call.opset >= 13 and integer_attribute(call.node, "axis", -1) % max(1, rank) != rank - 1
     return 2 * call.bytes if moved else 0
 
 
 def _condition(call: _Call) -> int:
-    """Both choices with what is not chosen set to 0, each as large as the condition and it broadcast."""
+    """Both choices, with elements not chosen set to 0.
+
+    Each has the size of the condition and the choice broadcast.
+    """
     condition = call.shape(0)
     choices = (kind for kind in call.inputs[1:3] if kind is not None)
     return sum(prod(broadcast(condition, _shape(kind))) * kind.element.bits // 8 for kind in choices)
 
 
 def _mask(call: _Call) -> int:
-    """One byte an element, made whether it is wanted or not."""
+    """One byte per element for a mask, even if it is not an output."""
     wanted = len(call.outputs) > 1 and call.outputs[1] is not None
     return 0 if wanted else prod(call.shape(0))
 
 
 def _partial_results(call: _Call) -> int:
-    """The sum so far of three operands and more."""
+    """The partial sum of three or more operands."""
     return call.bytes if len(call.inputs) > 2 else 0
 
 
 def _neighbours(call: _Call) -> int:
-    """The squares of one image's pixels, padded along the channels, and the scale of every element."""
+    """Squares of one image's pixels, and the scale of every element.
+
+    The squares are padded along the channels.
+    """
     images, channels, *size = call.shape(0)
     del images
     padded = channels + integer_attribute(call.node, "size", 1) - 1
@@ -195,10 +221,11 @@ def _neighbours(call: _Call) -> int:
 
 
 def _attention(call: _Call) -> int:
-    """The scores of all pairs for each head, and an optional float mask, freed before the output is allocated.
+    """The scores of all pairs for each head, and maybe a float mask.
 
-    A boolean mask, or causal attention, needs the float mask. Without a kernel for float16, products are computed in
-    float32, one head at a time. 3-dimensional operands have their heads packed.
+    The mask is freed before the output is allocated. A boolean mask, or causal attention, needs a float mask. Without a
+    kernel for float16, products are computed in float32, one head at a time. 3-dimensional operands have their heads
+    packed.
     """
     query, key = call.shape(0), call.shape(1)
     heads = query[1] if len(query) == 4 else max(1, integer_attribute(call.node, "q_num_heads", 1))
@@ -216,10 +243,10 @@ def _attention(call: _Call) -> int:
 
 
 def _experts(call: _Call) -> int:
-    """What one expert reads and makes, where all experts get as many rows; several threads take more of them at once.
+    """Inputs and results of one expert, if all get equally many rows.
 
-    That is its rows, the result of both products and of the activation between them, and the rows added up; beside them
-    the sums of all rows, as of version 1.32.
+    Several threads run more experts at once. An expert needs its rows, the results of both products and of the
+    activation in between, and the rows added up. The sums of all rows come in addition, as of version 1.32.
     """
     rows, width = prod(call.shape(0)[:-1]), call.shape(0)[-1]
     experts, first, *_ = call.shape(2)
@@ -229,9 +256,10 @@ def _experts(call: _Call) -> int:
 
 
 def _distinct(call: _Call) -> int:
-    """Books on each value that is found (a row along the axis), with its place in order, and on each one that is read.
+    """Records of each distinct value and of each value read.
 
-    How much a value found takes depends a little on how often it occurs.
+    A value may be a row along the axis; its record has its place in order. The size of a record depends a little on the
+    value's frequency.
     """
     shape, result = call.shape(0), _shape(call.outputs[0])
     numbered = len(call.outputs) > 2 and call.outputs[2] is not None and integer_attribute(call.node, "sorted", 1)
@@ -239,20 +267,26 @@ def _distinct(call: _Call) -> int:
     axis = attribute_of(call.node, "axis")
     if axis is None:
         return value * result[0] + _READ_BYTES * prod(shape)
-    read, found = shape[axis.i], result[axis.i]
+    read, written = shape[axis.i], result[axis.i]
     row = _ROW_BYTES + prod(shape) // max(1, read) * _element_bytes(call)
-    return (value + row) * found + _READ_BYTES * read
+    return (value + row) * written + _READ_BYTES * read
 
 
 def _packed_attention(call: _Call) -> int:
-    """Queries, keys and values, the scores of all pairs for each head, and the result before its heads are packed."""
+    """Queries, keys, values, scores of all pairs, and the unpacked result.
+
+    Scores are for each head, and the result is by head.
+    """
     images, steps, _ = call.shape(0)
     scores = images * integer_attribute(call.node, "num_heads", 1) * steps * steps
     return _FLOAT_BYTES * (images * steps * call.shape(1)[-1] + scores) + call.bytes
 
 
 def _separate_attention(call: _Call) -> int:
-    """Queries, keys and values by head; under a mask or with a bias on the scores, as packed ones beside."""
+    """Queries, keys and values by head.
+
+    With a mask or a bias on the scores, add the workspace of packed attention.
+    """
     by_head = _by_head(call)
     if all(kind is None for kind in call.inputs[4:6]):
         return by_head
@@ -262,7 +296,7 @@ def _separate_attention(call: _Call) -> int:
 
 
 def _recurrence(call: _Call) -> int:
-    """All steps' gates before the recurrence, and input and result in reverse where it runs backwards."""
+    """All steps' gates, and reversed input and result if backwards."""
     steps, batch, _ = call.shape(0)
     hidden = call.shape(2)[-1]
     gates = steps * batch * _GATES[call.node.op_type] * hidden * _FLOAT_BYTES
@@ -278,12 +312,15 @@ def _runs_backwards(call: _Call) -> bool:
 
 
 def _quantized_recurrence(call: _Call) -> int:
-    """As without quantization, and the input in 8 bits; weights are [directions, in, gates of hidden]."""
+    """As without quantization, plus the input in 8 bits.
+
+    Weights are [directions, in, gates of hidden].
+    """
     steps, batch, width = call.shape(0)
     directions, hidden, gates = call.shape(2)
-    made = directions * steps * batch * (gates * _FLOAT_BYTES + width)
+    scratch = directions * steps * batch * (gates * _FLOAT_BYTES + width)
     in_reverse = _FLOAT_BYTES * steps * batch * (width + hidden) if _runs_backwards(call) else 0
-    return made + in_reverse
+    return scratch + in_reverse
 
 
 def _einsum(call: _Call) -> int:
@@ -295,7 +332,10 @@ def _einsum(call: _Call) -> int:
 
 
 def _resized(call: _Call) -> int:
-    """With antialiasing, an image that is resized in width alone; else, of a cubic one, each row of one channel so."""
+    """An image resized in width (antialiasing), or rows of one channel.
+
+    The latter are those of a cubic resize.
+    """
     source, result = call.shape(0), _shape(call.outputs[0])
     mode = attribute_of(call.node, "mode")
     if mode is None or mode.s == b"nearest" or len(source) != 4:
@@ -324,7 +364,10 @@ def _as_floats(call: _Call) -> int:
 
 
 def _quantized_rows(call: _Call) -> int:
-    """The input in 8 bits, and for each block of it a scale and a sum, where integers are multiplied."""
+    """The input in 8 bits, with a scale and a sum for each block.
+
+    This holds if integers are multiplied.
+    """
     if integer_attribute(call.node, "accuracy_level", 0) != _INTEGER_PRODUCTS:
         return 0
     elements = prod(call.shape(0))

@@ -1,8 +1,9 @@
-"""Complicate segments: the part of a computation graph that series and parallel reductions cannot reduce.
+"""Complicate segments: the irreducible parts of a computation graph.
 
-A segment's source dominates all vertices inside, and its target post-dominates them. So the search for segments that
-begin at a vertex covers the vertices that it dominates, up to its immediate post-dominator. Such a segment is connected
-to the rest through one vertex, which a depth-first search finds by low points, as it finds articulation points.
+Series and parallel reductions cannot reduce them. A segment's source dominates all vertices inside, and its target
+post-dominates them. So the search for segments that begin at a vertex covers the vertices that it dominates, up to its
+immediate post-dominator. Such a segment is connected to the rest through one vertex. A depth-first search finds that
+vertex by low points, as in the search for articulation points.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ class CoreSegment(NamedTuple):
     """A segment of a reduced graph.
 
     Attributes:
-        source: the vertex through which everything enters.
-        target: the vertex through which everything leaves.
-        walk: a list that holds its vertices, source and target left out.
-        start: where they start in the list.
-        stop: and where they end.
+        source: the vertex through which all edges enter.
+        target: the vertex through which all edges leave.
+        walk: a list that contains its vertices, without source and target.
+        start: start of its vertices in the list.
+        stop: end of its vertices in the list.
     """
 
     source: int
@@ -30,26 +31,27 @@ class CoreSegment(NamedTuple):
 
     @property
     def inside(self) -> list[int]:
-        """Its vertices, ascending, source and target left out."""
+        """The segment's vertices, ascending, without source and target."""
         return sorted(self.walk[self.start : self.stop])
 
 
 def core_segments(after: Sequence[Sequence[int]]) -> list[CoreSegment]:
-    """Return segments of a graph, the smallest first; all complicate ones are among them.
+    """Return segments of a graph, smallest first.
 
-    The others are linear: they vanish when the complicate ones within are replaced by edges, and chains of edges by
-    one. Takes O(E d), where d is the largest number of vertices that dominate an edge within its region.
+    All complicate segments are among them. The others are linear: they vanish when the complicate segments within are
+    replaced by edges, and chains of edges by one edge. Takes O(E d), where d is the largest number of vertices that
+    dominate an edge within its region.
 
     Args:
-        after: successors of each vertex; vertices are numbered in a topological order, with one source, one target,
-            and no inner vertex with one edge in and one out.
+        after: successors of each vertex; vertices are numbered in a topological order, with one source, one target, and
+            no inner vertex with one edge in and one out.
     """
     last = len(after) - 1
     before: list[list[int]] = [[] for _ in after]
     for u, successors in enumerate(after):
         for v in successors:
             before[v].append(u)
-    dominated: list[list[int]] = [[] for _ in after]  # immediately
+    dominated: list[list[int]] = [[] for _ in after]  # immediately dominated vertices
     for v, dominator in enumerate(_immediate_dominators(before)):
         if v > 0:
             dominated[dominator].append(v)
@@ -62,13 +64,14 @@ def core_segments(after: Sequence[Sequence[int]]) -> list[CoreSegment]:
             # A segment that extends beyond the immediate post-dominator is split by it, so it is linear.
             region += [v for v in dominated[u] if v < post_dominator[source]]
         segments += _Region(source, region[1:], before, after).segments()
-    return sorted(segments, key=lambda found: (found.stop - found.start, found.source, found.target))
+    return sorted(segments, key=lambda segment: (segment.stop - segment.start, segment.source, segment.target))
 
 
 def _immediate_dominators(before: Sequence[Sequence[int]]) -> list[int]:
-    """Return the last vertex, other than itself, that every path from vertex 0 to each vertex passes.
+    """Return the immediate dominator of each vertex.
 
-    Source: Cooper, Harvey, Kennedy, A Simple, Fast Dominance Algorithm, 2001; one pass is enough without cycles.
+    That is the last other vertex on every path from vertex 0. Source: Cooper, Harvey, Kennedy, A Simple, Fast Dominance
+    Algorithm, 2001; one pass is enough without cycles.
     """
     dominators = [0]
     for predecessors in before[1:]:
@@ -84,7 +87,10 @@ def _immediate_dominators(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 class _Region:
-    """A depth-first walk, forwards and backwards along edges, in vertices that are entered from one source outside."""
+    """A depth-first walk over vertices entered from one source outside.
+
+    The walk follows edges forwards and backwards.
+    """
 
     def __init__(
         self, source: int, region: Sequence[int], before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
@@ -94,9 +100,9 @@ class _Region:
         self._region = region
         self._near = {v: [u for u in (*before[v], *after[v]) if u in members] for v in region}
         self._exits = {v: [u for u in after[v] if u not in members] for v in region}
-        self._walk: list[int] = []  # the vertices as they are reached
-        self._place: dict[int, int] = {}  # in the walk
-        self._low: dict[int, int] = {}  # the first place that is reached from below a vertex; -1: outside
+        self._walk: list[int] = []  # the vertices in order of the walk
+        self._place: dict[int, int] = {}  # position of each vertex in the walk
+        self._low: dict[int, int] = {}  # the first position reached from below a vertex; -1: outside
 
     def segments(self) -> Iterator[CoreSegment]:
         """Yield each part that one vertex connects to the rest."""
@@ -117,7 +123,7 @@ class _Region:
         path = [self._enter(start)]
         while path:
             vertex, neighbours = path[-1]
-            unreached = self._look_around(vertex, neighbours)
+            unreached = self._scan_neighbours(vertex, neighbours)
             if unreached is not None:
                 path.append(self._enter(unreached))
                 continue
@@ -134,8 +140,8 @@ class _Region:
         self._walk.append(vertex)
         return vertex, iter(self._near[vertex])
 
-    def _look_around(self, vertex: int, neighbours: Iterator[int]) -> int | None:
-        """Return the next neighbour that was not reached yet; note which place the others reach."""
+    def _scan_neighbours(self, vertex: int, neighbours: Iterator[int]) -> int | None:
+        """Return the next unreached neighbour; update low points by the others."""
         for neighbour in neighbours:
             if neighbour not in self._place:
                 return neighbour

@@ -1,9 +1,9 @@
-"""The division tree of a computation graph: its nested independent segments (Feng & Huang).
+"""The division tree: the nested independent segments of a graph.
 
-An independent segment is a part of the graph between two vertices through which everything enters and leaves it. The
-tree is built by series and parallel reductions; where they end, the segments that resist them are found
-(`division_core`), and each is taken as one edge, the smallest first. It is the SPQR tree of the undirected graph,
-rooted at the edge between source and target, so it is unique.
+An independent segment is a part of the graph between two vertices through which all edges enter and leave (Feng &
+Huang). The tree is built by series and parallel reductions; where they end, `division_core` finds the irreducible
+segments, and each becomes one edge, smallest first. The result is the SPQR tree of the undirected graph, rooted at the
+edge between source and target, so it is unique.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from remat_cli.planners.acg.division_core import core_segments
 
 
 class SegmentKind(StrEnum):
-    """How a segment is divided."""
+    """The division of a segment."""
 
     EDGE = "edge"  # not divided: its ends follow each other
-    LINEAR = "linear"  # at vertices that everything passes, into segments behind each other
-    BRANCH = "branch"  # into segments beside each other, from the same vertex to the same vertex
-    COMPLICATE = "complicate"  # neither: divided into the largest segments within it
+    LINEAR = "linear"  # divided at vertices on every path, into segments in series
+    BRANCH = "branch"  # divided into parallel segments between the same two vertices
+    COMPLICATE = "complicate"  # neither: divided into its largest segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,10 @@ class ComputationGraph:
 
     @classmethod
     def with_ends(cls, costs: Sequence[int], edges: Sequence[tuple[int, int]]) -> ComputationGraph:
-        """Return the graph with a source and a target of its own, which cost nothing: vertices V and V + 1."""
+        """Return the graph with an extra source and an extra target.
+
+        They cost nothing, and are vertices V and V + 1.
+        """
         vertices = range(len(costs))
         starts = sorted(set(vertices).difference(v for _, v in edges))
         ends = sorted(set(vertices).difference(u for u, _ in edges))
@@ -88,7 +91,7 @@ class ComputationGraph:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """An independent segment: everything between two vertices, which are not part of it.
+    """Everything between two vertices, which are not part of it.
 
     Attributes:
         kind: how it is divided.
@@ -124,7 +127,7 @@ class DivisionTree:
 
     @classmethod
     def of(cls, graph: ComputationGraph) -> DivisionTree:
-        """Divide a graph; in O(V + E), apart from complicate segments."""
+        """Divide a graph, in O(V + E) apart from complicate segments."""
         parts = _Reduction(graph).parts()
         return cls(graph, _segments(graph, parts))
 
@@ -135,13 +138,16 @@ class DivisionTree:
 
     @cached_property
     def counts(self) -> dict[SegmentKind, int]:
-        """How many segments there are of each kind."""
+        """Number of segments of each kind."""
         counted = Counter(segment.kind for segment in self.segments)
         return {kind: counted[kind] for kind in SegmentKind}
 
 
 class _TreePart(NamedTuple):
-    """A segment on the way to the tree: linear and branch ones have two members each, which may be of their kind."""
+    """A segment during reduction, with two members if linear or branch.
+
+    Members may be of the same kind.
+    """
 
     kind: SegmentKind
     source: int
@@ -150,42 +156,45 @@ class _TreePart(NamedTuple):
 
 
 class _Reduction:
-    """A graph that shrinks to one edge; each edge stands for a part, and there is one at most between two vertices."""
+    """A graph that is reduced to one edge.
+
+    Each edge stands for a part, and two vertices have at most one edge.
+    """
 
     def __init__(self, graph: ComputationGraph) -> None:
         self._order = graph.order
         self._parts: list[_TreePart] = []
         self._out: list[dict[int, int]] = [{} for _ in graph.costs]  # [u][v]: the part from u to v
         self._into: list[dict[int, int]] = [{} for _ in graph.costs]  # [v][u]: the same
-        self._waiting = list(reversed(self._order))  # may have become the middle of a chain
+        self._waiting = list(reversed(self._order))  # vertices that may now be the middle of a chain
         for u, v in graph.edges:
             self._connect(_TreePart(SegmentKind.EDGE, u, v, ()))
 
     def parts(self) -> list[_TreePart]:
-        """Return all parts, each after its members; the last is the whole graph."""
+        """Return all parts, each after its members, the whole graph last."""
         self._reduce_chains()
         core = [v for v in self._order if self._into[v] or self._out[v]]
         number = {v: place for place, v in enumerate(core)}
         for segment in core_segments([[number[v] for v in self._out[u]] for u in core]):
-            # The rest is irreducible, and the smaller segments within it are edges.
+            # The rest is irreducible, and its smaller segments are edges already.
             if left := [core[place] for place in segment.inside if self._into[core[place]]]:
                 self._collapse(core[segment.source], core[segment.target], left)
                 self._reduce_chains()
         return self._parts
 
     def _connect(self, part: _TreePart) -> None:
-        """Put an edge for a part; beside another edge, one for both."""
+        """Add an edge for a part, merged with a parallel edge."""
         u, v, number = part.source, part.target, len(self._parts)
         self._parts.append(part)
-        beside = self._out[u].get(v)
-        if beside is not None:
+        parallel = self._out[u].get(v)
+        if parallel is not None:
             number += 1
-            self._parts.append(_TreePart(SegmentKind.BRANCH, u, v, (beside, number - 1)))
+            self._parts.append(_TreePart(SegmentKind.BRANCH, u, v, (parallel, number - 1)))
             self._waiting += (v, u)
         self._out[u][v] = self._into[v][u] = number
 
     def _reduce_chains(self) -> None:
-        """Take every vertex with one edge in and one out away, and join the two edges."""
+        """Remove vertices with one edge in and one out; join the two edges."""
         while self._waiting:
             vertex = self._waiting.pop()
             if len(self._into[vertex]) != 1 or len(self._out[vertex]) != 1:
@@ -213,14 +222,17 @@ class _Reduction:
 
 
 def _segments(graph: ComputationGraph, parts: Sequence[_TreePart]) -> tuple[Segment, ...]:
-    """Return the segments of the parts: a linear part within a linear one belongs to that segment."""
+    """Return the segments of the parts.
+
+    A linear part within a linear part, or a branch within a branch, is merged with that segment.
+    """
     dissolves = [False] * len(parts)
     for part in parts:
         if part.kind is not SegmentKind.COMPLICATE:
             for member in part.members:
                 dissolves[member] = parts[member].kind is part.kind
     segments: list[Segment] = []
-    number: dict[int, int] = {}  # of a part's segment
+    number: dict[int, int] = {}  # number of each part's segment
     for place, part in enumerate(parts):
         if not dissolves[place]:
             number[place] = len(segments)

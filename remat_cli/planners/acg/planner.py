@@ -10,7 +10,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class ACG:
-    """Divides the forward pass into nested independent segments, stores what lies between some, recomputes the rest.
+    """Stores tensors between independent segments of the forward pass, recomputes the rest. The segments are nested.
 
     Source: Feng & Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021.
     Takes: training graphs.
@@ -21,12 +21,12 @@ class ACG:
         tries tens; then O(N) for N ops and each candidate.
 
     Attributes:
-        candidates: how many stored sets are tried: the one of least cost, which the paper returns, and others, as the
+        candidates: number of stored sets to try: the one of least cost, which the paper returns, and others, as the
             paper has no budget.
         share_inputs: also divide as if tensors computed from graph inputs alone, such as an attention mask that all
             layers read, were graph inputs, and store them; not in the paper.
-        improve: leave out reruns where the budget has room to keep the tensors instead; not in the paper, whose cost
-            is reported for the stored set before that.
+        improve: drop reruns if the budget has room to keep the tensors instead; not in the paper, whose cost is
+            reported for the stored set before that.
         time_limit: seconds; after it, no further candidate is begun.
     """
 
@@ -44,7 +44,7 @@ class ACG:
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.
         """
-        # numpy comes with it; the options must be readable without it.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.acg.search import ACGSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

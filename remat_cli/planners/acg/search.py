@@ -1,7 +1,7 @@
-"""The search of `acg`: from admissible stored sets to a plan that fits a budget.
+"""The search of `acg` for a plan that fits, from stored sets.
 
-The paper's objective has no budget and no time. So stored sets, from small to large, are turned into plans, which are
-measured; what a plan leaves of the budget is used to recompute less.
+The paper's objective has no budget and no time. So stored sets are turned into plans, which are measured; unused budget
+is spent on recomputing less.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from remat_cli.planners.shared.sequence import RematSequence
 
 
 class SegmentRuns:
-    """Orders the ops of a training graph for stored sets, which are given as vertices of its forward part.
+    """Orders the ops of a training graph for a stored set.
 
-    Tensors that are not stored are dropped after their last forward read, and recomputed once, when the backward pass
-    first needs them (Feng & Huang). Outputs of ops that must run once are never dropped.
+    A stored set is given as vertices of the forward part. Tensors that are not stored are dropped after their last
+    forward read, and recomputed once, when the backward pass first needs them (Feng & Huang). Outputs of ops that must
+    run once are never dropped.
     """
 
     def __init__(self, forward: ForwardPart) -> None:
@@ -36,12 +37,13 @@ class SegmentRuns:
             self._after[u].append(v)
 
     def orders(self, stored: Collection[int]) -> list[RematSequence]:
-        """Return the graph's ops in the order in which they run, in one or two different ways.
+        """Return one or two orders of the graph's ops.
 
-        First in the input order; then segment by segment, so that parallel branches do not alternate.
+        The first follows the input order; the second goes segment by segment, so that parallel branches do not
+        alternate.
 
         Args:
-            stored: vertices; with each component of the others taken as one vertex, there is no cycle.
+            stored: vertices; if each component of the other vertices is merged into one vertex, there is no cycle.
         """
         forward, units = self._forward, self._units(stored)
         by_unit = sorted(range(len(units)), key=lambda v: (units[v], v))
@@ -53,7 +55,10 @@ class SegmentRuns:
         return runs[:1] if np.array_equal(runs[0].ops, runs[1].ops) else runs
 
     def _runs(self, vertices: Iterable[int], backward: Sequence[int], stored: Collection[int]) -> RematSequence:
-        """Return the forward ops, then the backward ops, each behind what must be recomputed for it."""
+        """Return the forward ops, then the backward ops with recomputation.
+
+        Recomputed ops run right before their backward op.
+        """
         forward = self._forward
         is_there = [False] * len(forward)
         for v in (*stored, *forward.must_stay):
@@ -69,7 +74,10 @@ class SegmentRuns:
         return RematSequence.of(forward.graph, runs).without_useless_runs()
 
     def _units(self, stored: Collection[int]) -> list[int]:
-        """Return the place of each vertex's unit, a stored vertex or a segment, in a depth-first topological order."""
+        """Return the position of each vertex's unit in a topological order.
+
+        A unit is a stored vertex or a segment; the order is depth-first.
+        """
         unit = self._components(set(stored))
         after: dict[int, set[int]] = {number: set() for number in unit}
         for u, successors in enumerate(self._after):
@@ -109,7 +117,7 @@ class SegmentRuns:
 
 
 class ACGPlans:
-    """The plans of a graph's stored sets; they serve every budget."""
+    """The plans of a graph's stored sets, for every budget."""
 
     def __init__(self, graph: Graph, *, share_inputs: bool) -> None:
         self._graph = graph
@@ -121,9 +129,9 @@ class ACGPlans:
         self._sequences: dict[tuple[ForwardDivision, StoredChoice], list[RematSequence]] = {}
 
     def plans(self, count: int) -> Iterator[tuple[list[RematSequence], ModelFigure]]:
-        """Yield the plans of at most `count` stored sets, the paper's optimum first.
+        """Yield the plans of at most `count` stored sets, paper's optimum first.
 
-        Each comes in one or two orders, with the paper's cost.
+        Each set comes in one or two orders, with the paper's cost.
         """
         for division, choice in alternating_choices(self._divisions, count):
             if (division, choice) not in self._sequences:
@@ -132,12 +140,12 @@ class ACGPlans:
 
     @property
     def plain_cost(self) -> ModelFigure:
-        """The paper's cost of the plain run, for which everything is stored."""
+        """The paper's cost of the plain run, which stores everything."""
         return _paper_cost(int(self._forward.bytes.sum()))
 
     @property
     def stats(self) -> dict[str, int]:
-        """Sizes of the paper's division tree, and work done on all."""
+        """Sizes of the paper's division tree, and counts of work."""
         counts = self._divisions[0].tree.counts
         return {
             "linear": counts[SegmentKind.LINEAR],
@@ -149,7 +157,7 @@ class ACGPlans:
 
 @lru_cache(maxsize=2)
 def acg_plans(graph: Graph, share_inputs: bool) -> ACGPlans:
-    """Return the plans of `graph`; kept, so that searches over budgets make them once."""
+    """Return the plans of `graph`, cached for searches over budgets."""
     return ACGPlans(graph, share_inputs=share_inputs)
 
 
@@ -160,16 +168,16 @@ class ACGSearch:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
-            limits: no further stored set is tried at their end.
+            incumbent: keeps the plans found.
+            limits: limits after which no further stored set is tried.
             share_inputs: as in `ACGPlans`.
-            improve: leave out the reruns that the budget has room to do without.
+            improve: drop reruns if the budget has room to keep the tensors.
         """
         self._incumbent, self._limits = incumbent, limits
         self._share_inputs, self._improve = share_inputs, improve
 
     def run(self, candidates: int) -> PlanResult:
-        """Return the best plan that fits, of those of so many stored sets.
+        """Return the best plan that fits, over so many stored sets.
 
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.

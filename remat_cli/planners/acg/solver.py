@@ -1,7 +1,7 @@
-"""Stored sets: the least stored cost plus largest segment over a division tree (Feng & Huang).
+"""Stored sets of least stored cost plus largest segment.
 
-For a limit on the segments' cost, the least that must be stored follows from one sweep over the tree. Of the limits,
-branch and bound finds the best: the more they allow, the less is stored.
+The objective is that of Feng & Huang. For a limit on the segments' cost, one sweep over the division tree gives the
+least stored cost. Branch and bound finds the best limit: the larger the limit, the less is stored.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from itertools import accumulate, zip_longest
 from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.planners.shared.forward_part import ForwardPart
 
-# How many limits `StoredSets.spread` may try for each choice that it returns.
+# The number of limits that `StoredSets.spread` may try for each returned choice.
 _TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChoice:
-    """The stored set under a limit; source and target of the graph are always stored, and not counted.
+    """The stored set under a limit on segments.
+
+    The graph's source and target are always stored, and not counted.
 
     Attributes:
-        limit: no segment between stored vertices costs more.
+        limit: largest cost of a segment between stored vertices.
         stored: cost of the stored vertices: the least under the limit.
         largest: cost of the largest segment.
     """
@@ -42,12 +44,14 @@ class StoredChoice:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentDP:
-    """The dynamic program of a linear segment: the best choice up to each splitting vertex that is stored.
+    """The dynamic program of a linear segment.
+
+    It finds the best choice up to each stored splitting vertex.
 
     Attributes:
         stored: cost of the stored vertices inside the segment.
         largest: the largest segment.
-        previous: for each position, that of the stored vertex before it.
+        previous: for each position, the position of the stored vertex before.
     """
 
     stored: int
@@ -56,13 +60,13 @@ class _SegmentDP:
 
 
 class StoredSets:
-    """The admissible stored sets of a graph: those that leave independent segments between stored vertices."""
+    """The stored sets that leave independent segments between stored vertices."""
 
     def __init__(self, tree: DivisionTree) -> None:
         self._tree = tree
         self._divided = [n for n, segment in enumerate(tree.segments) if segment.members]
         self._cost = [segment.cost for segment in tree.segments]
-        # Between stored ends, each branch that is not divided is a segment of its own.
+        # Between stored ends, each undivided branch is a segment of its own.
         self._unentered_largest = [
             max(self._cost[member] for member in segment.members)
             if segment.kind is SegmentKind.BRANCH
@@ -73,17 +77,17 @@ class StoredSets:
 
     @property
     def limits_tried(self) -> int:
-        """For how many limits the tree was swept."""
+        """Number of limits for which the tree was swept."""
         return len(self._choices)
 
     def within(self, limit: int) -> StoredChoice:
-        """Return the choice that stores least under a limit, 0 or more."""
+        """Return the choice that stores least under a limit."""
         if limit not in self._choices:
             self._choices[limit] = self._sweep(limit)[0]
         return self._choices[limit]
 
     def vertices(self, choice: StoredChoice) -> list[int]:
-        """Return the vertices that a choice stores, ascending, without source and target."""
+        """Return the vertices of a choice, ascending, without source and target."""
         segments, limit = self._tree.segments, choice.limit
         _, runs = self._sweep(limit)
         stored: list[int] = []
@@ -97,19 +101,19 @@ class StoredSets:
                 stored += _stored_joints(segment, runs[number])
             else:
                 stored += segment.joints
-            # Where a member of a linear segment costs more than the limit, its ends are stored.
+            # If a member of a linear segment costs more than the limit, its ends are stored.
             entered += segment.members
         return sorted(stored)
 
     @cached_property
     def best(self) -> StoredChoice:
-        """A choice of least cost.
+        """The choice of least cost, by branch and bound.
 
-        Branch and bound over open intervals of limits. A choice within an interval stores at least as much as the
-        choice at its upper end, and its largest segment is above the lower end; else it belongs to the interval below.
+        The search splits open intervals of limits. A choice within an interval stores at least as much as the choice at
+        its upper end, and its largest segment is above the lower end; else it belongs to the interval below.
         """
         best = top = self.within(self._tree.root.cost)
-        cells = [(top.stored, -1, top.largest)]  # from the least that a choice within can cost
+        cells = [(top.stored, -1, top.largest)]  # ordered by the least possible cost in the interval
         while cells and cells[0][0] < best.cost:
             _, floor, ceiling = heappop(cells)
             upper = self.within(ceiling - 1)
@@ -125,38 +129,41 @@ class StoredSets:
         return best
 
     def spread(self, count: int) -> list[StoredChoice]:
-        """Return about `count` Pareto-optimal choices, the largest segments first.
+        """Return about `count` Pareto-optimal choices, largest segments first.
 
-        They are taken where neighbours differ most; the two extremes are always among them.
+        The search fills the widest gaps first; the two extremes are always among them.
         """
         top, bottom = self.within(self._tree.root.cost), self.within(0)
-        found = {choice.largest: choice for choice in (bottom, top)}
-        gaps: list[tuple[int, int, int, int]] = []  # the widest first
+        choices = {choice.largest: choice for choice in (bottom, top)}
+        gaps: list[tuple[int, int, int, int]] = []  # widest first
 
         def add_gap(floor: int, upper: StoredChoice, lower: StoredChoice) -> None:
-            """Add what lies above `floor`, below the largest segment of `upper`."""
+            """Add the gap from `floor` to the largest segment of `upper`."""
             if upper.largest - floor > 1 and lower.stored > upper.stored:
                 width = (upper.largest - floor) * (lower.stored - upper.stored)
                 heappush(gaps, (-width, floor, upper.largest, lower.largest))
 
         add_gap(bottom.largest, top, bottom)
         for _ in range(_TRIES * count):
-            if len(found) >= count or not gaps:
+            if len(choices) >= count or not gaps:
                 break
             _, floor, ceiling, below = heappop(gaps)
-            upper, lower, middle = found[ceiling], found[below], (floor + ceiling) // 2
+            upper, lower, middle = choices[ceiling], choices[below], (floor + ceiling) // 2
             choice = self.within(middle)
             if choice.largest > floor:
-                found[choice.largest] = choice
+                choices[choice.largest] = choice
                 add_gap(floor, choice, lower)
                 add_gap(middle, upper, choice)
             else:
                 add_gap(middle, upper, lower)
-        return list(_undominated(found[largest] for largest in sorted(found)))[::-1]
+        return list(_undominated(choices[largest] for largest in sorted(choices)))[::-1]
 
     def _sweep(self, limit: int) -> tuple[StoredChoice, dict[int, _SegmentDP]]:
-        """Return what is stored under a limit, and the dynamic programs of the linear segments that cost more."""
-        stored = [0] * len(self._cost)  # inside each segment
+        """Return the choice under a limit, with the linear segments' programs.
+
+        Only segments that cost more than the limit have one.
+        """
+        stored = [0] * len(self._cost)  # cost stored inside each segment
         largest = self._unentered_largest.copy()
         runs: dict[int, _SegmentDP] = {}
         for number in self._divided:
@@ -176,20 +183,20 @@ class StoredSets:
         """Choose the splitting vertices to store in a linear segment.
 
         Args:
-            number: of the segment.
-            limit: on the cost between stored vertices.
-            stored: inside each member that costs more than the limit, which needs both its ends stored.
-            largest: of the segments in each member whose ends are stored.
+            number: number of the segment.
+            limit: limit on the cost between stored vertices.
+            stored: cost stored inside each member that exceeds the limit, and needs both its ends stored.
+            largest: largest segment in each member whose ends are stored.
         """
         joint_costs, ends = self._linear[number]
         best, worst, previous = [0], [0], [0]
-        window = deque([0])  # positions from which the next can be reached, the best first
+        window = deque([0])  # positions that can be the previous stored one, best first
         for position, member in enumerate(self._tree.segments[number].members, start=1):
             cost = self._cost[member]
             if cost > limit:
                 start = position - 1
             else:
-                # Everything from the end of a vertex to the beginning of this one is in between.
+                # Everything from the end of that vertex to the beginning of this vertex lies between.
                 furthest = ends[position - 1] + cost - limit
                 while ends[window[0]] < furthest:
                     window.popleft()
@@ -205,7 +212,9 @@ class StoredSets:
 
     @cached_property
     def _linear(self) -> dict[int, tuple[list[int], list[int]]]:
-        """For each linear segment, by position: the cost of the splitting vertex, and of all up to it and with it.
+        """For each linear segment, the costs of its splitting vertices.
+
+        The lists have the cost of each vertex by position, and the cost of all vertices up to and including it.
 
         Position 0 is the segment's source and the last its target, which cost nothing here.
         """
@@ -228,7 +237,7 @@ def _stored_joints(segment: Segment, run: _SegmentDP) -> Iterator[int]:
 
 
 def _undominated(choices: Iterator[StoredChoice]) -> Iterator[StoredChoice]:
-    """Yield the choices that store less than all before them."""
+    """Yield the choices that store less than all choices before."""
     least = None
     for choice in choices:
         if least is None or choice.stored < least:
@@ -238,13 +247,12 @@ def _undominated(choices: Iterator[StoredChoice]) -> Iterator[StoredChoice]:
 
 @dataclass(frozen=True, eq=False)
 class ForwardDivision:
-    """A division tree, and the vertices that are stored in any case.
+    """A division tree, and the vertices stored in any case.
 
     Attributes:
-        tree: of the forward part, with a source that stands for the graph inputs and a target that stands for what
-            reads the results.
+        tree: tree of the forward part, with a source for the graph inputs and a target for the readers of the results.
         sets: its stored sets.
-        always: vertices that are stored with every choice; graph inputs of no cost for the tree.
+        always: vertices stored with every choice; the tree treats them as graph inputs without cost.
         always_cost: their cost.
     """
 
@@ -261,10 +269,11 @@ class ForwardDivision:
         return cls(tree, StoredSets(tree))
 
     def without_shared_inputs(self) -> ForwardDivision | None:
-        """Divide as if tensors computed from graph inputs alone were graph inputs; None if that changes nothing.
+        """Divide as if tensors computed from graph inputs were inputs.
 
-        An attention mask that all layers read makes them one complicate segment, whose connecting vertices are all
-        stored or none. If the mask itself is stored, it does not connect them.
+        This concerns tensors that are computed from graph inputs alone; None if there are none. An attention mask that
+        all layers read merges the layers into one complicate segment, whose connecting vertices are all stored or none.
+        A stored mask does not connect the layers.
         """
         graph, segments = self.tree.graph, self.tree.segments
         shared = {
@@ -288,16 +297,16 @@ class ForwardDivision:
         return [best, *(choice for choice in self.sets.spread(count) if choice.largest != best.largest)]
 
     def stored(self, choice: StoredChoice) -> list[int]:
-        """Return all vertices that are stored."""
+        """Return all stored vertices."""
         return sorted({*self.always, *self.sets.vertices(choice)})
 
     def cost(self, choice: StoredChoice) -> int:
-        """Return the paper's cost: of the stored vertices and the largest segment."""
+        """Return the paper's cost: stored vertices plus largest segment."""
         return self.always_cost + choice.cost
 
 
 def alternating_choices(divisions: list[ForwardDivision], count: int) -> list[tuple[ForwardDivision, StoredChoice]]:
-    """Return at most `count` choices, evenly from all divisions."""
+    """Return at most `count` choices, alternating between the divisions."""
     share = -(-count // len(divisions))
     rows = zip_longest(*([(each, choice) for choice in each.choices(share)] for each in divisions))
     return [pair for row in rows for pair in row if pair is not None][:count]

@@ -1,1 +1,1 @@
-"""Order and recomputation searched together, by simulated annealing over sequences."""
+"""Annealing: a joint search over order and recomputation."""

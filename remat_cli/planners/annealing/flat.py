@@ -1,4 +1,4 @@
-"""Sweeps over flat arrays, by the functions of `kernel`."""
+"""Sweeps over flat arrays, by the compiled functions of `kernel`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from remat_cli.planners.annealing.weather import SHARES, Weather
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 
-# Between two looks at the clock so many moves are tried.
+# The number of moves between two looks at the clock.
 _MOVES_A_LOOK = 2_000
 
 
 def is_ready() -> bool:
-    """Tell whether the compiled functions are kept on disk: to compile them takes far longer than to load them."""
+    """Tell whether the compiled functions are kept on disk.
+
+    Compiling takes far longer than loading them.
+    """
     return is_kept(kernel.try_moves)
 
 
 def why_uncompiled() -> str:
-    """Return why annealing does not run compiled, and what to do; nothing where it does."""
+    """Explain why annealing runs uncompiled, with a remedy.
+
+    The text is empty if the functions are compiled.
+    """
     if is_ready():
         return ""
     reason, remedy = trouble() or Trouble("its moves are not compiled yet", COMPILE)
@@ -33,25 +39,28 @@ def why_uncompiled() -> str:
 
 
 def compile_for(graph: Graph) -> None:
-    """Compile the functions and keep them on disk, by a sweep over the plain run of a graph."""
+    """Compile the functions and keep them on disk.
+
+    A sweep over the plain run of `graph` compiles all of them.
+    """
     weather = Weather(room=0, price=1.0, temperature=1.0)
     FlatSweeps(graph).sweep(RematSequence.plain(graph), weather, np.random.default_rng(0), lambda: False)
 
 
 class FlatSweeps:
-    """Sweeps over the sequences of one graph; what is used again from one to the next."""
+    """Sweeps over the sequences of one graph, which reuse their tables."""
 
     speed = 10.0
 
     def __init__(self, graph: Graph) -> None:
-        """Lay out a graph."""
+        """Lay out the graph's tables."""
         self._graph = _tables_of(graph)
         self._tables = _new_tables(len(graph.ops), len(graph.arrays.producer))
 
     def sweep(
         self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]
     ) -> tuple[RematSequence, int]:
-        """Sweep, as described in `Sweeps`."""
+        """Sweep as `Sweeps` describes."""
         graph, ops = self._graph, sequence.ops
         nodes, instances = (graph.start[:, ops + 1] - graph.start[:, ops]).sum(axis=1).tolist()
         self._grow(len(ops), nodes, instances)
@@ -71,9 +80,9 @@ class FlatSweeps:
         return RematSequence(sequence.reads, kernel.useful(graph, self._tables)), count
 
     def _grow(self, runs: int, nodes: int, instances: int) -> None:
-        """Make the tables long enough for so many runs, and for those that one move adds, at least."""
+        """Lengthen the tables for so many runs, plus those of one move."""
         graph, tables = self._graph, self._tables
-        # Before the first run and after the last one, memory is noted, too.
+        # Memory is also noted before the first run and after the last.
         runs += graph.ops.shape[1] + 4
         self._tables = tables._replace(
             runs=_longer(tables.runs, runs),
@@ -85,7 +94,7 @@ class FlatSweeps:
 
 
 def _longer(table: Ints, length: int) -> Ints:
-    """Return a table with rows of at least a length."""
+    """Return the table with rows of at least this length."""
     if table.shape[1] >= length:
         return table
     longer = np.zeros((len(table), 2 * length), dtype=np.int64)
@@ -108,13 +117,13 @@ def _tables_of(graph: Graph) -> GraphTables:
 
 
 def _flat(rows: list[list[int]]) -> tuple[Ints, Ints]:
-    """Return where each row starts, and all rows one after the other."""
+    """Return the start of each row, and all rows concatenated."""
     start = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
 
 
 def _new_tables(ops: int, tensors: int) -> Tables:
-    """Return tables for a graph, of length 0 where that depends on the sequence."""
+    """Return empty tables; their length depends on the sequence."""
     rows = {"runs": 8, "line": 5, "nodes": 4, "instances": 7}
     return Tables(
         counts=np.zeros(6, dtype=np.int64),

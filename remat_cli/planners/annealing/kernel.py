@@ -1,4 +1,4 @@
-"""The moves of a sweep over flat arrays of whole numbers: the same moves as those of `runs`, for a compiler.
+"""The moves of `runs` over flat integer arrays, for a compiler.
 
 With numba (the extra `fast`), each function is compiled when it is first called and kept on disk for the next time.
 Without it, the same functions are plain Python; `MoveSweep` over numpy is quicker then. Both make the same moves, byte
@@ -20,10 +20,10 @@ from remat_cli.planners.shared.numbering import Ints
 
 Floats = NDArray[np.float64]
 
-# As in `shared.orders.moves` and `remaking`; a compiled function reads constants of its own module only.
+# The same as in `shared.orders.moves` and `remaking`: a compiled function reads constants of its own module only.
 REACH, DEPTH, MOST_PRICED, MOST_COST = 1000, 8, 200, 1.2
 STEPS, LAST_STEP = 64.0, 2560
-# Kinds of moves, by their rows in a table of moves.
+# Kinds of moves, as row 0 of a table of moves holds them.
 MOVE, LEAVE_OUT, MAKE_AGAIN = range(3)
 # Rows of the tables of a graph.
 READS_START, MAKES_START = range(2)
@@ -42,15 +42,17 @@ KEEP, REMAKE, MOST = range(3)
 
 
 class GraphTables(NamedTuple):
-    """A graph; tensors of 0 bytes included, graph inputs left out.
+    """The tables of a graph; reads of graph inputs are left out.
+
+    Tensors of 0 bytes are included.
 
     Attributes:
-        start: [2, N + 1] where in `reads` and in `makes` the tensors of each op start.
+        start: [2, N + 1] start of each op's tensors in `reads` and in `makes`.
         reads: tensors that ops read.
-        makes: tensors that ops make.
-        ops: [5, N] time, bytes of outputs and workspace, whether it may run again, the tensor whose storage it can take
-            over (-1 for none), and the bytes that this saves.
-        tensors: [3, T] op that makes it (-1 for graph inputs), bytes, whether it is an output of the graph.
+        makes: tensors that ops produce.
+        ops: [5, N] time, bytes of outputs and workspace, whether the op may run again, the tensor whose storage it can
+            take over (-1 for none), and the bytes saved in that way.
+        tensors: [3, T] producing op (-1 for graph inputs), bytes, whether the tensor is an output of the graph.
     """
 
     start: Ints
@@ -61,25 +63,28 @@ class GraphTables(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """A sequence that changes by moves; -1 ends a list, and stands for none.
+    """The tables of a sequence that moves change.
+
+    -1 ends a list, and means none.
 
     A *mark* is the number of the last move for which something was noted.
 
     Attributes:
-        counts: how many runs, instances, nodes and runs in order there are, marks were given out, and tensors priced.
-        runs: of each run: op, own bytes, whether it has not been left out, its first read (the others follow), its
-            first instance (the others follow), position, a mark; and room for a path.
-        line: at each position: run, memory less the room while it runs, and before it; and room for what changes.
-        weight: of places.
-        nodes: of each read: the run, the instance, the next read of that instance, the one before.
-        instances: of each instance: run that makes it, tensor, whether it is needed at the end, a read, the first read
-            when the sequence is laid out, the next instance of the tensor, the one before.
-        tensors: of each tensor: an instance, whether it is made again for a pause, marks for when it was priced, made
-            and kept for new runs only, the instance that new runs read, and the number of the last one.
-        price: of each tensor: the cost of having it at the end of a pause.
-        ops: of each op: how many runs, a mark; of each new run: op, memory less the room before it and while it runs.
-        open: stack of the tensors whose price is worked out: tensor, next read of the op that makes it.
-        costs: the same: cost of keeping it, of making it again so far, and the most that this may be.
+        counts: numbers of runs, of instances, of nodes, of runs in order, of marks given out, and of tensors priced.
+        runs: for each run: op, own bytes, whether it is still in the sequence, its first read (the others follow), its
+            first instance (the others follow), position, a mark; and space for a path.
+        line: at each position: the run, memory minus the room during the run and before it; and space for two changes.
+        weight: cumulated probabilities of places.
+        nodes: for each read: the run, the instance, and the next and previous reads of that instance.
+        instances: for each instance: producing run, tensor, whether it is needed at the end, the head of its reads, the
+            tail of its reads in a fresh layout, and the next and previous instances of the tensor.
+        tensors: for each tensor: its newest instance, whether it is recomputed for a pause, marks of when it was
+            priced, produced, and kept for new runs only, the instance that new runs read, and the last new run that
+            reads it.
+        price: cost of each tensor at the end of a pause.
+        ops: for each op: number of runs, a mark; for each new run: op, memory minus the room before it and during it.
+        open: stack of the tensors being priced: tensor, next read of its producing op.
+        costs: the same stack: cost of keeping the tensor, cost of recomputing it so far, and the limit on that cost.
     """
 
     counts: Ints
@@ -106,7 +111,7 @@ def _read_by(g: GraphTables, op: int) -> Ints:
 
 @compiled
 def _made_by(g: GraphTables, op: int) -> Ints:
-    """Return the tensors that an op makes."""
+    """Return the tensors that an op produces."""
     return g.makes[g.start[MAKES_START, op] : g.start[MAKES_START, op + 1]]
 
 
@@ -119,17 +124,17 @@ def _nodes(g: GraphTables, s: Tables, run: int) -> range:
 
 @compiled
 def _made(g: GraphTables, s: Tables, run: int) -> range:
-    """Return the instances that a run makes."""
+    """Return the instances that a run produces."""
     op, first = s.runs[OP, run], s.runs[FIRST_MADE, run]
     return range(first, first + g.start[MAKES_START, op + 1] - g.start[MAKES_START, op])
 
 
-# A sequence is laid out
+# Laying out a sequence
 
 
 @compiled
 def lay_out(g: GraphTables, s: Tables, ops: Ints, room: int) -> None:
-    """Lay out a sequence; the tables are long enough for it."""
+    """Lay out a sequence in tables that are long enough."""
     count = s.counts
     count[RUNS] = count[INSTANCES] = count[NODES] = 0
     s.tensors[NEWEST, :] = -1
@@ -165,7 +170,10 @@ def lay_out(g: GraphTables, s: Tables, ops: Ints, room: int) -> None:
 
 @compiled
 def _add_run(g: GraphTables, s: Tables, op: int, is_first_layout: bool) -> int:
-    """Add a run that reads the newest instances, or those in `source`, and return it."""
+    """Add a run, and return its number.
+
+    In the first layout the run reads the newest instances, later those in `source`.
+    """
     count = s.counts
     run: int = count[RUNS]
     count[RUNS] += 1
@@ -206,7 +214,7 @@ def _read(s: Tables, node: int, instance: int) -> None:
 
 @compiled
 def _release(s: Tables, node: int) -> None:
-    """Take a node out of the list of its instance."""
+    """Remove a node from its instance's list."""
     later, earlier = s.nodes[LATER, node], s.nodes[EARLIER, node]
     if later >= 0:
         s.nodes[EARLIER, later] = earlier
@@ -218,7 +226,10 @@ def _release(s: Tables, node: int) -> None:
 
 @compiled
 def _last_read(s: Tables, instance: int) -> int:
-    """Return the position of an instance's last read; of its making if it is never read."""
+    """Return the position of an instance's last read.
+
+    This is the end for a kept instance, and its producer's position for one without readers.
+    """
     last: int = s.counts[LENGTH]
     if s.instances[KEPT, instance]:
         return last
@@ -232,7 +243,7 @@ def _last_read(s: Tables, instance: int) -> int:
 
 @compiled
 def _latest(s: Tables, tensor: int, before: int) -> int:
-    """Return the instance of a tensor that was made last before a position; -1 for none."""
+    """Return a tensor's latest instance before a position, or -1."""
     last, latest, instance = -1, -1, s.tensors[NEWEST, tensor]
     while instance >= 0:
         at = s.runs[POSITION, s.instances[MAKER, instance]]
@@ -244,15 +255,15 @@ def _latest(s: Tables, tensor: int, before: int) -> int:
 
 @compiled
 def list_moves(g: GraphTables, s: Tables, moves: Ints) -> int:
-    """Write every move that may matter, of a sequence that has just been laid out; return how many there are.
+    """Write every useful move of a fresh layout; return their number.
 
     Args:
         g: the graph.
         s: the sequence.
-        moves: [4, M] kind, and run, or instance and the runs around the pause (-1 for the end).
+        moves: [4, M] kind, and the run, or the instance and the runs around its pause (-1 for the end).
     """
     length = s.counts[LENGTH]
-    lacking = s.line[CHANGE]  # positions that lack memory, up to each
+    lacking = s.line[CHANGE]  # for each position, the positions before that lack memory
     lacking[0] = 0
     for at in range(length):
         lacking[at + 1] = lacking[at] + (s.line[EXCESS, at] > 0)
@@ -271,7 +282,7 @@ def list_moves(g: GraphTables, s: Tables, moves: Ints) -> int:
 
 @compiled
 def _list_restless(g: GraphTables, s: Tables, moves: Ints, lacking: Ints) -> int:
-    """Write the runs that can move within a range of stages of which one lacks memory."""
+    """Write the runs that can move across a stage lacking memory."""
     number = 0
     for run in range(s.counts[LENGTH]):
         first, last = 0, s.counts[LENGTH] - 1
@@ -288,7 +299,7 @@ def _list_restless(g: GraphTables, s: Tables, moves: Ints, lacking: Ints) -> int
 
 @compiled
 def _list_pauses(s: Tables, moves: Ints, lacking: Ints, instance: int, number: int) -> int:
-    """Write the pauses of an instance in which memory is lacking."""
+    """Write the pauses of an instance during which memory is lacking."""
     after, node = s.instances[MAKER, instance], s.instances[TAIL, instance]
     while node >= 0:
         before = s.nodes[READER, node]
@@ -306,7 +317,7 @@ def _list_pauses(s: Tables, moves: Ints, lacking: Ints, instance: int, number: i
 
 @compiled
 def _sort_by_op(s: Tables, moves: Ints, start: int, stop: int) -> None:
-    """Sort the runs of moves by op, those of one op staying in order."""
+    """Sort the moves' runs by op, and by number within an op."""
     runs = moves[1, start:stop].copy()
     ops = np.empty(stop - start, dtype=np.int64)
     for at in range(stop - start):
@@ -314,7 +325,7 @@ def _sort_by_op(s: Tables, moves: Ints, start: int, stop: int) -> None:
     moves[1, start:stop] = runs[np.argsort(ops)]
 
 
-# Moves are tried
+# Trying moves
 
 
 @compiled
@@ -331,17 +342,19 @@ def try_moves(
     loss: float,
     shares: Floats,
 ) -> int:
-    """Try moves in turn; return the number of the first that was not tried, as the tables are too short for it.
+    """Try moves in turn; return the first that was not tried.
+
+    That move needs longer tables.
 
     Args:
         g: the graph.
         s: the sequence.
-        moves: as listed.
+        moves: moves from `list_moves`.
         turns: the order in which moves are tried.
         draws: a random number for each turn.
         start: first turn.
         stop: the turn after the last.
-        price: of a byte above the room at one run, in time.
+        price: price of a byte above the room during one run, in time.
         temperature: in the graph's time unit.
         loss: time by which the cost of a rerun may exceed its gain.
         shares: table of exp(-x).
@@ -362,13 +375,13 @@ def try_moves(
 
 @compiled
 def _accepts(cost: float, temperature: float, draw: float, shares: Floats) -> bool:
-    """Tell whether a move is made: always where it gains, and the less likely the more it costs."""
+    """Accept every gain, and losses with falling probability."""
     return cost <= 0 or draw < shares[int(min(cost / temperature * STEPS, float(LAST_STEP)))]
 
 
 @compiled
 def _move(g: GraphTables, s: Tables, run: int, price: float, draw: float, shares: Floats) -> None:
-    """Draw another place for a run; the price is in temperatures."""
+    """Draw a new place for a run; the price is in temperatures."""
     first, last = 0, s.counts[LENGTH] - 1
     for node in _nodes(g, s, run):
         first = max(first, s.runs[POSITION, s.instances[MAKER, s.nodes[READS, node]]] + 1)
@@ -397,7 +410,10 @@ def _move(g: GraphTables, s: Tables, run: int, price: float, draw: float, shares
 
 @compiled
 def _raise(g: GraphTables, s: Tables, run: int, first: int, count: int) -> None:
-    """Write to `line` what a run, once it has run, adds before each place: outputs, less inputs that end with it."""
+    """Write the bytes that a run adds before each place.
+
+    These are its outputs minus the inputs that end with the run, in row `RELIEF` of `line`.
+    """
     rise, level = s.line[RELIEF], 0
     rise[: count + 2] = 0
     for node in _nodes(g, s, run):
@@ -416,7 +432,10 @@ def _raise(g: GraphTables, s: Tables, run: int, first: int, count: int) -> None:
 
 @compiled
 def _cost_of_places(s: Tables, first: int, now: int, count: int, own: int) -> int:
-    """Write to `line` the bytes above the room with a run at each place, up to a constant; return the least."""
+    """Write the cost of each place for a run; return the least.
+
+    The cost is in bytes above the room, up to a constant, in row `CHANGE` of `line`.
+    """
     rise, cost, passed = s.line[RELIEF], s.line[CHANGE], 0
     excess, between = s.line[EXCESS], s.line[BETWEEN]
     for place in range(now):
@@ -434,7 +453,10 @@ def _cost_of_places(s: Tables, first: int, now: int, count: int, own: int) -> in
 
 @compiled
 def _place(s: Tables, run: int, first: int, now: int, place: int, own: int) -> None:
-    """Move a run to another place; `relief` has what it adds before each."""
+    """Move a run to another place.
+
+    Row `RELIEF` of `line` has the bytes that it adds before each place.
+    """
     rise, order, excess = s.line[RELIEF], s.line[ORDER], s.line[EXCESS]
     between, position = s.line[BETWEEN], s.runs[POSITION]
     if place > now:
@@ -456,14 +478,14 @@ def _place(s: Tables, run: int, first: int, now: int, place: int, own: int) -> N
     excess[first + place] = between[first + place] + own
 
 
-# Runs that are left out
+# Dropping runs
 
 
 @compiled
 def _leave_out(
     g: GraphTables, s: Tables, run: int, price: float, temperature: float, draw: float, shares: Floats
 ) -> None:
-    """Leave a run out, if that is accepted and its readers have other instances to read."""
+    """Drop a run if its readers have other instances and chance agrees."""
     start, stop = _span_without(g, s, run)
     if start < 0:
         return
@@ -490,9 +512,9 @@ def _leave_out(
 
 @compiled
 def _span_without(g: GraphTables, s: Tables, run: int) -> tuple[int, int]:
-    """Return the first and the last position where memory changes without a run; -1 if its readers have no other.
+    """Return the first and last position where memory changes without a run.
 
-    The instances that are read instead are noted as `source` of their tensors.
+    Both are -1 if its readers have no other instance. Replacing instances are noted as `source` of their tensors.
     """
     at = s.runs[POSITION, run]
     start = stop = at
@@ -513,7 +535,10 @@ def _span_without(g: GraphTables, s: Tables, run: int) -> tuple[int, int]:
 
 @compiled
 def _change_without(g: GraphTables, s: Tables, run: int, start: int, stop: int) -> None:
-    """Write to `line` the bytes added up to a run that is left out, and the bytes less after it."""
+    """Write the bytes that change when a run is dropped.
+
+    Row `CHANGE` of `line` has those added up to the run, row `RELIEF` those saved after the run.
+    """
     at, change, relief = s.runs[POSITION, run], s.line[CHANGE], s.line[RELIEF]
     change[start : at + 1] = 0
     relief[at + 1 : stop + 2] = 0
@@ -538,7 +563,7 @@ def _change_without(g: GraphTables, s: Tables, run: int, start: int, stop: int) 
 
 @compiled
 def _lacking_without(s: Tables, at: int, start: int, stop: int) -> int:
-    """Return by how many bytes above the room there are more without the run at a position."""
+    """Return the growth of the bytes above the room without the run."""
     excess = s.line[EXCESS]
     lacking: int = -max(excess[at], 0)
     for stage in range(start, at):
@@ -550,7 +575,7 @@ def _lacking_without(s: Tables, at: int, start: int, stop: int) -> int:
 
 @compiled
 def _close(s: Tables, at: int, start: int, stop: int) -> None:
-    """Close the gap that a run leaves at a position, and change memory as worked out."""
+    """Close the gap of a dropped run, and update memory."""
     length, change, relief = s.counts[LENGTH], s.line[CHANGE], s.line[RELIEF]
     excess, between = s.line[EXCESS], s.line[BETWEEN]
     relief[stop + 1 : length + 1] = 0
@@ -570,7 +595,10 @@ def _close(s: Tables, at: int, start: int, stop: int) -> None:
 
 @compiled
 def _last_other(s: Tables, node: int) -> int:
-    """Return the position of the last read of a node's instance by another run; of its making if there is none."""
+    """Return the position of another run's last read of the node's instance.
+
+    Without another reader, this is the position of the instance's producer.
+    """
     instance, run = s.nodes[READS, node], s.nodes[READER, node]
     last, reader = -1, s.instances[HEAD, instance]
     while reader >= 0:
@@ -582,7 +610,10 @@ def _last_other(s: Tables, node: int) -> int:
 
 @compiled
 def _hand_over(s: Tables, instance: int, to: int, start: int) -> None:
-    """Let the readers of an instance from a position on read another one of the same tensor, which is kept instead."""
+    """Let readers from position `start` on read another instance.
+
+    That instance of the same tensor is kept at the end if the old one was.
+    """
     node = s.instances[HEAD, instance]
     while node >= 0:
         later = s.nodes[LATER, node]
@@ -596,7 +627,7 @@ def _hand_over(s: Tables, instance: int, to: int, start: int) -> None:
 
 @compiled
 def _time_without(g: GraphTables, s: Tables, run: int) -> int:
-    """Return the time of a run and of those that only it needs, directly or not."""
+    """Return the time of a run and of all runs that only it needs."""
     s.counts[MARK] += 1
     mark = s.counts[MARK]
     s.runs[GONE, run] = mark
@@ -629,7 +660,7 @@ def _serves_only(g: GraphTables, s: Tables, run: int, mark: int) -> bool:
     return True
 
 
-# Runs that are added
+# Adding runs
 
 
 @compiled
@@ -645,7 +676,10 @@ def _make_again(
     draw: float,
     shares: Floats,
 ) -> bool:
-    """Make a tensor again at the end of a pause, if that is accepted; tell whether the tables are long enough."""
+    """Recompute a tensor at the end of a pause if chance agrees.
+
+    False: the tables are too short.
+    """
     begin, end = _span(s, instance, after, before)
     number = _choose(g, s, instance, begin, end, price, loss) if begin >= 0 else -1
     if number < 0:
@@ -669,7 +703,7 @@ def _make_again(
 
 @compiled
 def _span(s: Tables, instance: int, after: int, before: int) -> tuple[int, int]:
-    """Return the positions around a pause, its runs given; -1 if moves have ended it."""
+    """Return the positions around a pause; -1 if moves have ended the pause."""
     maker = s.instances[MAKER, instance]
     begin = s.runs[POSITION, after]
     end = s.counts[LENGTH] if before < 0 else s.runs[POSITION, before]
@@ -688,7 +722,10 @@ def _span(s: Tables, instance: int, after: int, before: int) -> tuple[int, int]:
 
 @compiled
 def _change_with(g: GraphTables, s: Tables, instance: int, begin: int, end: int, number: int) -> int:
-    """Write to `line` the bytes that reruns add after each position up to them; return the first such position."""
+    """Write the bytes that reruns add after each position.
+
+    Returns the first such position; the bytes are in row `CHANGE` of `line`.
+    """
     mark, start, change = s.counts[MARK], begin, s.line[CHANGE]
     for at in range(number):
         for made in _made_by(g, s.ops[NEW, at]):
@@ -711,12 +748,12 @@ def _change_with(g: GraphTables, s: Tables, instance: int, begin: int, end: int,
 
 @compiled
 def _has_room(g: GraphTables, s: Tables, number: int) -> bool:
-    """Tell whether the tables are long enough for new runs."""
+    """Tell whether the tables have space for new runs."""
     reads = makes = 0
     for at in range(number):
         reads += len(_read_by(g, s.ops[NEW, at]))
         makes += len(_made_by(g, s.ops[NEW, at]))
-    # Before the first run and after the last one, memory is noted, too.
+    # Memory is also noted before the first run and after the last.
     is_short = s.counts[RUNS] + number > s.runs.shape[1] or s.counts[LENGTH] + number + 3 > s.line.shape[1]
     return not (
         is_short or s.counts[NODES] + reads > s.nodes.shape[1] or s.counts[INSTANCES] + makes > s.instances.shape[1]
@@ -751,9 +788,11 @@ def _add(g: GraphTables, s: Tables, instance: int, start: int, end: int, number:
 
 @compiled
 def _choose(g: GraphTables, s: Tables, instance: int, begin: int, end: int, price: float, loss: float) -> int:
-    """Write the ops to run at the end of a pause to `ops` and return how many; -1 if they cannot pay.
+    """Choose the ops to run at the end of a pause; return their number.
 
-    `late` marks the tensors that are kept for them only, and `source` has the instances that they read.
+    The result is -1 if they cannot pay. Row `NEW` of `ops` has the ops.
+
+    `LATE_AT` marks the tensors that are kept for these ops only, and `SOURCE` has the instances that they read.
     """
     tensor = s.instances[TENSOR, instance]
     s.counts[MARK] += 1
@@ -787,7 +826,10 @@ def _choose(g: GraphTables, s: Tables, instance: int, begin: int, end: int, pric
 
 @compiled
 def _growth(s: Tables, start: int, stop: int, without: int, size: int) -> int:
-    """Return by how much the bytes above the room grow, `without` bytes less at each position, if `size` are added."""
+    """Return the growth of the bytes above the room from `size` more bytes.
+
+    Each position counts as `without` bytes lower before.
+    """
     growth = size * (stop - start)
     for excess in s.line[EXCESS, start:stop]:
         growth += max(min(excess - without, 0), -size)
@@ -798,10 +840,10 @@ def _growth(s: Tables, start: int, stop: int, without: int, size: int) -> int:
 def _cost(
     g: GraphTables, s: Tables, instance: int, begin: int, end: int, price: float, wanted: int, most: float
 ) -> float:
-    """Return the cost of having a tensor at the end of the pause, and note whether it is recomputed for that.
+    """Return the cost of an input at the end of the pause.
 
-    Costs above `most` are not worked out. The stack is spelled out, as compiled functions that call themselves cannot
-    be kept on disk.
+    Also note whether keeping or recomputing the tensor is cheaper. Costs above `most` are not computed. The stack is
+    explicit because recursive compiled functions cannot be kept on disk.
     """
     mark, top, value, is_known = s.counts[MARK], 0, 0.0, False
     while True:
@@ -853,7 +895,10 @@ def _cost_of_keeping(
 
 @compiled
 def _list_ops(g: GraphTables, s: Tables, op: int, mark: int) -> int:
-    """Write the ops to run to `ops`, in order, and return how many: one, and before it those that make its inputs."""
+    """Write `op` after the ops that recompute its inputs; return their number.
+
+    Row `NEW` of `ops` has them in order.
+    """
     s.runs[PATH, 0] = op
     depth, number = 1, 0
     while depth:
@@ -877,14 +922,14 @@ def _list_ops(g: GraphTables, s: Tables, op: int, mark: int) -> int:
 
 @compiled
 def _levels(g: GraphTables, s: Tables, tensor: int, number: int, level: int) -> int:
-    """Write memory less the room, before and during each of the new runs; return their time.
+    """Write memory minus the room around each new run; return their time.
 
     Args:
         g: the graph.
         s: the sequence.
-        tensor: it is made for the time after the new runs.
-        number: of new runs.
-        level: memory less the room before the first one.
+        tensor: the tensor produced for use after the new runs.
+        number: number of new runs.
+        level: memory minus the room before the first new run.
     """
     mark, time = s.counts[MARK], 0
     s.tensors[LAST_USE, tensor] = number
@@ -904,14 +949,15 @@ def _levels(g: GraphTables, s: Tables, tensor: int, number: int, level: int) -> 
     return time
 
 
-# What is left of a sequence
+# The result
 
 
 @compiled
 def useful(g: GraphTables, s: Tables) -> Ints:
-    """Return the ops of the runs as they stand, without those none of whose outputs is read before it is made again.
+    """Return the ops of the current runs, without useless runs.
 
-    As `RematSequence.without_useless_runs`.
+    A run is useless if none of its outputs is read before the next run of its op, as in
+    `RematSequence.without_useless_runs`.
     """
     length = s.counts[LENGTH]
     needed = g.tensors[IS_OUTPUT].copy()

@@ -1,4 +1,4 @@
-"""Order and recomputation searched together, for graphs where each depends on the other."""
+"""The planner that searches order and recomputation together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class Annealing:
-    """Searches order and recomputation together: runs take other places, are added and are left out.
+    """Searches order and recomputation together, by moving, adding and dropping runs.
 
     For graphs without a backward pass, whose order is free and matters as much as recomputation.
 
@@ -21,10 +21,10 @@ class Annealing:
     Complexity: the time of a move grows with the length that it spans; some hundred moves for each op.
 
     Attributes:
-        time_limit: seconds.
-        work_limit: moves that may be tried, in millions; without one the search ends when it no longer pays.
-        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        seed: of random choices.
+        time_limit: limit on the search, in seconds.
+        work_limit: limit on the moves tried, in millions; without a limit the search ends when it no longer pays.
+        gap: distance to the bound at which the search ends, as a share of the plain run's time.
+        seed: seed of the random choices.
     """
 
     time_limit: float = 60.0
@@ -37,7 +37,7 @@ class Annealing:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy comes with it; the options must be readable without it.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.annealing.search import AnnealingSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

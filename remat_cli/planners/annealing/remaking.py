@@ -1,4 +1,7 @@
-"""Reruns that make a tensor before a read, so that it need not be kept through the pause before it."""
+"""Reruns that recompute a tensor before a read.
+
+The tensor need not be kept through the pause before that read.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,30 @@ import numpy as np
 from remat_cli.planners.annealing.runs import Remake, RunLine
 from remat_cli.planners.shared.orders.moves import Bytes, above
 
-# How deep reruns of reruns go, and of how many tensors the price is worked out.
+# The depth of recursive reruns, and the number of tensors with a price.
 _DEPTH = 8
 _MOST_PRICED = 200
-# A pause is left alone if filling it seems to cost this many times what it saves. The estimate counts twice what two
-# reruns share.
+# Keep the tensor if its reruns seem to cost this many times their gain. The estimate counts work twice that two reruns
+# share.
 _MOST_COST = 1.2
 
 
 class Remaking:
-    """One pause, and the reruns at its end that make the tensor.
+    """The reruns that recompute a tensor at the end of a pause.
 
-    Each tensor that a rerun reads is kept until then, or recomputed in turn, whichever costs less. A tensor that
-    several reruns read is counted for each of them when reruns are chosen, and once when the result is measured.
+    Each input of a rerun is kept until then, or recomputed in turn, whichever costs less. A tensor that several reruns
+    read is counted for each of them when reruns are chosen, and once when the result is measured.
     """
 
     def __init__(self, runs: RunLine, instance: int, begin: int, end: int, price: float, loss: float) -> None:
-        """Prepare.
+        """Prepare the search for one pause.
 
         Args:
             runs: the sequence.
-            instance: it is not read between two positions.
-            begin: the first of them.
-            end: the second, before which the tensor is recomputed.
-            price: of a byte above the room, in time, for one stage.
+            instance: the instance that no run reads during the pause.
+            begin: position of the last use before the pause.
+            end: position of the first use after the pause, before which the tensor is recomputed.
+            price: price of a byte above the room during one run, in time.
             loss: time by which the cost may exceed the gain.
         """
         self._runs, self._lists = runs, runs.lists
@@ -42,7 +45,7 @@ class Remaking:
         self._size = self._lists.size[self._tensor]
         self._costs: dict[int, tuple[float, bool]] = {}
         self._latest: dict[int, tuple[int, int] | None] = {}
-        # Memory less the room of each stage, at most 0: with the tensor kept, and without it in the pause.
+        # Memory minus the room at each stage, at most 0: first with the tensor kept, then without it during the pause.
         self._spare = np.minimum(runs.excess[:end], 0.0)
         self._spare_without = np.minimum(runs.excess[begin + 1 : end] - self._size, 0.0)
 
@@ -71,7 +74,10 @@ class Remaking:
         return self._measured(ops, kept)
 
     def _latest_of(self, tensor: int) -> tuple[int, int] | None:
-        """Return the latest instance of a tensor and its last read; None for the instance that is not kept."""
+        """Return a tensor's latest instance and the position of its last read.
+
+        None if that instance is the one that is dropped.
+        """
         if tensor not in self._latest:
             instance = self._runs.latest(tensor, self._end)
             if instance is None or instance == self._instance:
@@ -82,13 +88,16 @@ class Remaking:
 
     @staticmethod
     def _growth(spare: Bytes, size: int) -> float:
-        """Return by how much the bytes above the room grow if `size` bytes are added to each stage."""
+        """Return the growth of the bytes above the room.
+
+        It is the growth if `size` bytes are added to each stage.
+        """
         return size * len(spare) + float(np.add.reduce(np.maximum(spare, -size)))
 
     def _cost(self, tensor: int, depth: int, most: float) -> float:
-        """Return the cost of having a tensor at the end of the pause, and note whether it is recomputed for that.
+        """Return the cost of an input at the end of the pause.
 
-        Costs above `most` are not worked out.
+        The result notes whether keeping or recomputing the tensor is cheaper. Costs above `most` are not computed.
         """
         known = self._costs.get(tensor)
         if known is not None:
@@ -116,7 +125,7 @@ class Remaking:
         return self._price * self._growth(spare, self._lists.size[tensor])
 
     def _ops(self, op: int) -> list[int]:
-        """Return the ops to run, in order: one, and before it those that recompute its inputs."""
+        """Return `op` after the ops that recompute its inputs, in order."""
         ops: dict[int, None] = {}
         stack = [op]
         while stack:
@@ -155,12 +164,12 @@ class Remaking:
         )
 
     def _levels(self, ops: list[int], late: set[int], level: float) -> tuple[list[float], list[float]]:
-        """Return memory less the room, before and during each of the new runs.
+        """Return memory minus the room before and during each new run.
 
         Args:
-            ops: of the new runs, in order.
-            late: tensors that are kept for the new runs only.
-            level: memory less the room before the first one.
+            ops: ops of the new runs, in order.
+            late: tensors kept for the new runs only.
+            level: memory minus the room before the first new run.
         """
         lists = self._lists
         last_use = {tensor: number for number, op in enumerate(ops) for tensor in lists.reads[op]}

@@ -1,8 +1,8 @@
-"""A sequence whose runs change places, are added and are left out, and the effect of each move on memory and time.
+"""A sequence that moves change, with the memory and time of each move.
 
-Every instance of a tensor has a maker and readers, which are runs. So the places of a run are measured as those of an
-op are if each op runs once. Moves keep these ties. Laying the sequence out anew gives each reader the latest instance
-before it, and leaves out useless runs.
+Moves give runs other places, add runs and drop runs. Every instance of a tensor has a producing run and reading runs,
+and moves keep these ties; so a run has places like an op in a sequence without recomputation. Laying out the sequence
+again gives each reader the latest instance before it, and drops useless runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from remat_cli.planners.shared.sequence import RematSequence
 
 
 class GraphLists(NamedTuple):
-    """A graph as plain lists, for quick look-ups of single entries; tensors of 0 bytes included, graph inputs left out.
+    """A graph as plain lists, for quick look-ups of single entries.
+
+    Tensors of 0 bytes are included; reads of graph inputs are left out.
 
     Attributes:
-        producer: of each tensor.
-        size: of each tensor, in bytes.
-        is_output: of each tensor, whether it is an output of the graph.
-        reads: for each op, tensors.
-        makes: for each op, tensors.
-        time: of each op.
-        own_bytes: of each op, outputs and workspace.
-        can_rerun: of each op.
+        producer: op that produces each tensor; -1 for graph inputs.
+        size: bytes of each tensor.
+        is_output: for each tensor, whether it is an output of the graph, other than an input.
+        reads: tensors that each op reads.
+        makes: tensors that each op produces.
+        time: time of each op.
+        own_bytes: bytes of each op's outputs and workspace.
+        can_rerun: for each op, whether it may run again.
     """
 
     producer: list[int]
@@ -45,7 +47,7 @@ class GraphLists(NamedTuple):
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, graph: Graph) -> GraphLists:
-        """List `graph`; kept for the next time."""
+        """List `graph`, and cache the lists."""
         arrays = graph.arrays
         producer: list[int] = arrays.producer.tolist()
         size: list[int] = arrays.tensor_bytes.tolist()
@@ -64,12 +66,12 @@ class GraphLists(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A time between two uses of an instance.
+    """The time between two uses of an instance.
 
     Attributes:
-        instance: which.
-        after: the run that makes or reads it last before.
-        before: the run that reads it first afterwards; -1 for the end.
+        instance: number of the instance.
+        after: the last run before the pause that produces or reads it.
+        before: the first run after the pause that reads it; -1 for the end.
     """
 
     instance: int
@@ -78,19 +80,21 @@ class Pause(NamedTuple):
 
 
 class Remake(NamedTuple):
-    """Reruns at the end of a pause that make the tensor read there, so that it need not be kept through the pause.
+    """The reruns that recompute a tensor at the end of a pause.
+
+    The tensor then need not be kept through the pause.
 
     Attributes:
-        instance: the one that is not kept.
+        instance: the instance that is not kept.
         end: position of the reader after the pause, before which the new runs come.
         ops: the ops to run, in order.
-        kept: instance of each tensor that they read and do not make themselves.
+        kept: instance of each tensor that these ops read without producing it.
         start: position after which memory changes.
         change: [end - start] bytes added before each of the stages after `start` up to the end.
-        excess: memory less the room, of the stages after `start` up to the end, then of the new runs.
-        between: memory less the room before each of the new runs.
+        excess: memory minus the room at the stages after `start` up to the end, then during the new runs.
+        between: memory minus the room before each new run.
         lacking: growth of the bytes above the room, over all stages.
-        time: of the new runs.
+        time: time of the new runs.
     """
 
     instance: int
@@ -106,18 +110,18 @@ class Remake(NamedTuple):
 
 
 class Omission(NamedTuple):
-    """A run that is left out.
+    """The effect of dropping a run.
 
     Attributes:
-        run: which.
+        run: number of the run.
         at: its position.
         start: position from which on memory changes.
         change: [at + 1 - start] bytes added before each stage from there to the run.
-        relief: bytes less at each stage after the run, where two instances of its outputs were alive.
-        excess: memory less the room, of the stages from `start` to the last of those, without the run.
-        handed: its instances that are read, each with the one that is read instead.
+        relief: bytes saved at each stage after the run where two instances of its outputs were alive.
+        excess: memory minus the room at the stages from `start` to the last of those, without the run.
+        handed: pairs of a used instance of the run and the instance that replaces it.
         lacking: growth of the bytes above the room, over all stages.
-        time: saved, including that of runs that become useless.
+        time: time saved, including that of runs that become useless.
     """
 
     run: int
@@ -132,27 +136,27 @@ class Omission(NamedTuple):
 
 
 class RunLine(Line):
-    """A sequence that changes by moves; items of the line are runs, by their numbers.
+    """A sequence that moves change, as a line of numbered runs.
 
-    Bytes saved by working in place are those of the sequence as it was laid out; new runs save none.
+    Savings from working in place are those of the original layout; new runs save none.
 
     Attributes:
         lists: the graph as plain lists.
-        op: of each run.
-        inputs: of each run, the instances that it reads.
-        outputs: of each run, its instances.
-        maker: of each instance.
-        tensor: of each instance.
-        readers: of each instance, in any order.
-        is_kept: of each instance, whether it is needed at the end.
+        op: op of each run.
+        inputs: instances that each run reads.
+        outputs: instances that each run produces.
+        maker: run that produces each instance.
+        tensor: tensor of each instance.
+        readers: runs that read each instance, in any order.
+        is_kept: for each instance, whether it is needed at the end.
     """
 
     def __init__(self, sequence: RematSequence, room: int) -> None:
         """Lay out a sequence.
 
         Args:
-            sequence: every op of which finds its inputs.
-            room: bytes for what ops make: the budget without the graph's fixed bytes.
+            sequence: a sequence in which every op finds its inputs.
+            room: bytes for outputs of ops: the budget without the graph's fixed bytes.
         """
         self.lists = GraphLists.of(sequence.graph)
         self._reads = sequence.reads
@@ -170,7 +174,7 @@ class RunLine(Line):
         self._uses_of: dict[int, Uses] = {}
 
     def _tie(self) -> None:
-        """Give each reader the latest instance before it."""
+        """Give each reader the latest instance before its run."""
         self.maker: list[int] = []
         self.tensor: list[int] = []
         self.readers: list[list[int]] = []
@@ -186,7 +190,10 @@ class RunLine(Line):
             self.is_kept[instance] = self.lists.is_output[tensor]
 
     def _add(self, run: int, op: int, latest: dict[int, int]) -> None:
-        """Add a run that reads the instances in `latest`, and note there what it makes."""
+        """Add a run that reads the instances in `latest`.
+
+        Its own instances replace theirs in `latest`.
+        """
         inputs = [latest[tensor] for tensor in self.lists.reads[op]]
         for instance in inputs:
             self.readers[instance].append(run)
@@ -204,20 +211,23 @@ class RunLine(Line):
 
     @property
     def sequence(self) -> RematSequence:
-        """The runs as they stand, without the useless ones."""
+        """The current sequence, without useless runs."""
         ops = np.array(self.op, dtype=np.int64)[self.order]
         return RematSequence(self._reads, ops).without_useless_runs()
 
     def is_there(self, run: int) -> bool:
-        """Tell whether a run has not been left out."""
+        """Tell whether the run is still in the sequence."""
         return run in self._runs_of[self.op[run]]
 
     def has_twin(self, run: int) -> bool:
-        """Tell whether there are other runs of its op."""
+        """Tell whether the run's op has other runs."""
         return len(self._runs_of[self.op[run]]) > 1
 
     def last_read(self, instance: int) -> int:
-        """Return the position of an instance's last read; of its making if it is never read."""
+        """Return the position of an instance's last read.
+
+        This is the end for a kept instance, and its producer's position for one without readers.
+        """
         if self.is_kept[instance]:
             return len(self.order)
         where = self.position.item
@@ -225,7 +235,7 @@ class RunLine(Line):
         return max(map(where, readers)) if readers else where(self.maker[instance])
 
     def latest(self, tensor: int, before: int) -> int | None:
-        """Return the instance of a tensor that was made last before a position."""
+        """Return the latest instance of a tensor before a position."""
         where, maker = self.position.item, self.maker
         last, latest = -1, None
         for instance in self._instances[tensor]:
@@ -233,10 +243,10 @@ class RunLine(Line):
                 last, latest = at, instance
         return latest
 
-    # The moves to try, of a sequence that has just been laid out
+    # The moves to try in a fresh layout
 
     def restless(self) -> Ints:
-        """Return the runs that can move within a range of stages of which one lacks memory."""
+        """Return the runs that can move across a stage that lacks memory."""
         readers = np.repeat(np.arange(len(self.inputs)), [len(row) for row in self.inputs])
         makers = np.array([self.maker[instance] for row in self.inputs for instance in row], dtype=np.int64)
         return np.flatnonzero(self._can_matter(makers, readers))
@@ -246,7 +256,7 @@ class RunLine(Line):
         return [run for runs in self._runs_of if len(runs) > 1 for run in runs]
 
     def pauses(self) -> list[Pause]:
-        """Return the pauses in which memory is lacking."""
+        """Return the pauses during which memory is lacking."""
         lacking: list[int] = np.concatenate([[0], np.cumsum(self.excess > 0)]).tolist()
         end = len(self.order)
         pauses = []
@@ -293,15 +303,21 @@ class RunLine(Line):
         )
 
     def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Do nothing: bytes saved by working in place are part of a run's own bytes here."""
+        """Do nothing: a run's own bytes include its savings in place."""
 
     def _forget(self, instance: int) -> None:
-        """Drop the gathered uses of the maker and the readers of an instance, which have changed."""
+        """Forget the cached uses of an instance's producer and readers.
+
+        Call this when they change.
+        """
         for run in (self.maker[instance], *self.readers[instance]):
             self._uses_of.pop(run, None)
 
     def _hand_over(self, instance: int, readers: list[int], to: int) -> None:
-        """Let some readers of an instance read another one of the same tensor, which is kept instead."""
+        """Let `readers` read another instance of the same tensor.
+
+        That instance is kept at the end if the old one was.
+        """
         self._forget(instance)
         stay = set(self.readers[instance]) - set(readers)
         self.readers[instance] = [reader for reader in self.readers[instance] if reader in stay]
@@ -312,10 +328,10 @@ class RunLine(Line):
             inputs[inputs.index(instance)] = to
         self._forget(to)
 
-    # Runs that are added
+    # Adding runs
 
     def span(self, pause: Pause) -> tuple[int, int] | None:
-        """Return the positions around a pause; None if moves have ended it."""
+        """Return the positions around a pause; None if moves have ended the pause."""
         instance, after, before = pause
         where, readers = self.position.item, self.readers[instance]
         is_there = self.is_there(self.maker[instance]) and (after == self.maker[instance] or after in readers)
@@ -347,10 +363,13 @@ class RunLine(Line):
             self.position = np.concatenate([self.position, np.zeros(len(self.op), dtype=np.int64)])
         self.position[self.order[end:]] = np.arange(end, len(self.order))
 
-    # Runs that are left out
+    # Dropping runs
 
     def omission(self, run: int) -> Omission | None:
-        """Return the effect of leaving a run out; None if its readers have no other instance to read."""
+        """Return the effect of dropping a run.
+
+        None if its readers have no other instance to read.
+        """
         at = self.position.item(run)
         handed = self._handed(run)
         if handed is None:
@@ -377,7 +396,10 @@ class RunLine(Line):
         return Omission(run, at, start, change, relief, excess, handed, lacking, time)
 
     def _handed(self, run: int) -> list[tuple[int, int]] | None:
-        """Return the instances of a run that are read, each with the one made before it; None if one has none."""
+        """Pair each used instance of a run with the one before.
+
+        None if there is none before.
+        """
         at = self.position.item(run)
         handed = []
         for instance in self.outputs[run]:
@@ -389,7 +411,7 @@ class RunLine(Line):
         return handed
 
     def _relief(self, at: int, handed: list[tuple[int, int]]) -> Bytes:
-        """Return the bytes by which memory falls at each stage after a run that is left out."""
+        """Return the bytes saved at each stage after a dropped run."""
         ends = [(min(self.last_read(instance), self.last_read(other)), other) for instance, other in handed]
         relief = np.zeros(max([at, *(end for end, _ in ends)]) - at)
         for end, other in ends:
@@ -403,7 +425,10 @@ class RunLine(Line):
         return max(others, default=where(self.maker[instance]))
 
     def _useless_without(self, run: int) -> set[int]:
-        """Return a run and those that only it needs, directly or not."""
+        """Return the run, and all runs that only it needs.
+
+        Indirect needs count, too.
+        """
         gone = {run}
         stack = [run]
         while stack:
@@ -418,7 +443,7 @@ class RunLine(Line):
         return not any(self.is_kept[i] or set(self.readers[i]) - readers for i in self.outputs[run])
 
     def leave_out(self, omission: Omission) -> None:
-        """Leave a run out."""
+        """Drop a run."""
         run, at, start = omission.run, omission.at, omission.start
         for instance, other in omission.handed:
             self._hand_over(instance, self.readers[instance], other)

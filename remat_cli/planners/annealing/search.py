@@ -1,12 +1,12 @@
-"""The search of `annealing`: rounds that begin hot, with cheap memory, and end cold, with dear memory.
+"""The rounds of annealing, from hot with cheap memory to cold with dear memory.
 
 The objective is time, plus the bytes above the room at each run, at a price. While memory is cheap and moves are free,
-orders form that need little of it; as the price rises, tensors are recomputed where that costs least. If the budget is
-loose, the room shrinks to it from the peak of the first order instead: a run added where memory is far above the room
-pays for all those bytes once more, so hardly any is added there.
+orders form that need little memory; as the price rises, cheap tensors are recomputed. Under a loose budget, the room
+instead shrinks to the budget from the peak of the first order. The reason: a run added far above the room pays for all
+the bytes above the room once more, so hardly any run is added there.
 
 Source: Kirkpatrick, Gelatt, Vecchi, Optimization by Simulated Annealing, Science 1983; Geman, Geman, Stochastic
-Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 (places are drawn as there).
+Relaxation, IEEE Transactions on Pattern Analysis and Machine Intelligence 1984 (source of the way to draw places).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from remat_cli.planners.shared.sequence import RematSequence
 
 
 class Climate(NamedTuple):
-    """How a round goes.
+    """The temperatures, prices and length of a round.
 
-    Temperatures are in the mean time of an op; prices are in that for a tensor of the mean size, above the room at one
-    run.
+    The unit of temperature is the mean time of an op. The unit of price is that time, for a tensor of mean size above
+    the room during one run.
 
     Attributes:
         hot: first temperature.
         cold: last temperature.
         cheap: first price.
         dear: last price.
-        shrinks: whether the room shrinks from the peak of the first sequence while the price rises; else it is that of
-            the budget from the start, and the price rises in the second half.
-        moves: how many are tried for each op.
-        share: of the seconds that are left, at most.
+        shrinks: whether the room shrinks from the peak of the first sequence while the price rises; otherwise the room
+            is that of the budget from the start, and the price rises in the second half.
+        moves: number of moves tried for each op.
+        share: largest share of the remaining seconds.
     """
 
     hot: float
@@ -57,45 +57,45 @@ class Climate(NamedTuple):
 _SHRINKING = Climate(hot=1.0, cold=0.05, cheap=0.3, dear=5.0, moves=600, share=0.8, shrinks=True)
 _RISING = Climate(hot=1.0, cold=0.1, cheap=0.1, dear=10.0, moves=600, share=0.5)
 _AGAIN = Climate(hot=0.5, cold=0.1, cheap=0.3, dear=5.0, moves=200, share=0.3)
-# The room shrinks if the first sequence takes at most this many times the budget, in graphs of at most this many ops:
-# there it finds better orders. Tighter budgets need the effect of prices early (at 1.49 times, random layers of 500 ops
-# were left without a plan); in larger graphs time is too short for it.
+# The room shrinks only if the first sequence takes at most this many times the budget, in graphs of at most this many
+# ops: there it finds better orders. Tighter budgets need the effect of prices early (at 1.49 times, random layers of
+# 500 ops were left without a plan). Larger graphs leave too little time.
 _LOOSE, _MOST_FOR_SHRINKING = 1.45, 1_500
-# The room shrinks more slowly the smaller it is, and reaches that of the budget at this progress.
+# The smaller the room, the more slowly it shrinks. It reaches that of the budget at this progress.
 _SHRUNK, _SLOWING = 0.9, 3
-# Small graphs need fewer moves: so many for each op, times the number of ops.
+# Small graphs need fewer moves: for each op, this number times the number of ops.
 _MOVES_OF_SMALL = 4.0
-# While the sequence fits, the price falls by this factor from sweep to sweep, and else rises again.
+# Between sweeps, the price falls by this factor if the sequence fits, and rises again if not.
 _EASE = 1.02
-# A sequence that does not fit after a round is mended: at this temperature, from this price on, which grows from sweep
-# to sweep. Every few sweeps it is cut at the worst moment.
+# Mending makes a sequence fit after a round: at this temperature, and from this price on, which grows from sweep to
+# sweep. After every few sweeps, `fit` cuts the sequence at its worst moment.
 _MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.4, 5.0, 1.03
 _SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 30
 _NOISE_OF_CUTS = 0.3
-# The search goes on from a known plan if it is this near to the bound, as a share of the plain run's time.
+# Start from the known plan if it is this near to the bound, as a share of the plain run's time.
 _NEAR = 0.1
-# The search ends after this many rounds in a row without a gain: with a plan, and without one.
+# End the search after this many rounds in a row without a gain: with a plan, and without one.
 _PATIENCE, _PATIENCE_WITHOUT = 3, 6
-# The same if each start that no longer gains is followed by another start.
+# The same limit for searches that start again whenever a start no longer gains.
 _PATIENCE_AFRESH = 6
 
 
 class AnnealingSearch:
-    """One search.
+    """An annealing search for one problem.
 
     Attributes:
-        incumbent: is offered what is found.
-        limits: where the search stops. Work is counted in moves that are tried.
-        rounds: that were made.
+        incumbent: receives every plan found.
+        limits: limits of the search; work is counted in tried moves.
+        rounds: number of rounds so far.
     """
 
     def __init__(self, incumbent: Incumbent, limits: Limits, gap: float = 0.0) -> None:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found; its best plan, if there is one, is a plan to begin with.
-            limits: where the search stops.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
+            incumbent: keeps the plans found; the search may start from its best plan.
+            limits: limits of the search.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
         """
         graph = incumbent.problem.graph
         self.incumbent, self.limits = incumbent, limits
@@ -110,7 +110,7 @@ class AnnealingSearch:
         self._mean_bytes = max(float(sizes.mean()) if len(sizes) else 0.0, 1.0)
 
     def run(self) -> None:
-        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        """Search until gain, gap or limits end the search."""
         graph = self.incumbent.problem.graph
         orders = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
         order = min(orders, key=lambda each: each.peak)
@@ -125,7 +125,10 @@ class AnnealingSearch:
             self._go_on(start)
 
     def _begin_afresh(self, order: RematSequence, start: RematSequence) -> None:
-        """Start again when a start no longer gains: the quality of a plan is decided early."""
+        """Start again whenever a start stops gaining.
+
+        The first rounds decide how good a plan becomes.
+        """
         beginnings = cycle([(order, _SHRINKING), (start, _RISING)])
         current: RematSequence | None = None
         fruitless = 0
@@ -136,7 +139,7 @@ class AnnealingSearch:
             fruitless = 0 if self.incumbent.best is not before else fruitless + 1
 
     def _go_on(self, start: RematSequence) -> None:
-        """Go on from the best plan; while there is none, begin again."""
+        """Continue from the best plan, or from `start` without a plan."""
         fruitless = 0
         while fruitless < (_PATIENCE if self.incumbent.best else _PATIENCE_WITHOUT) and not self._is_done:
             before, best = self.incumbent.best, self.incumbent.best_sequence
@@ -147,13 +150,17 @@ class AnnealingSearch:
             fruitless = 0 if self.incumbent.best is not before else fruitless + 1
 
     def _round(self, sequence: RematSequence, climate: Climate) -> RematSequence | None:
-        """Cool down from a sequence, and mend the result; return the best that fits, if there is one."""
+        """Cool down from a sequence, and mend the result.
+
+        Returns the round's fastest sequence that fits, or None.
+        """
         self.rounds += 1
         self._best_of_round = None
         count = len(self.incumbent.problem.graph.ops)
         planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
         tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
-        # Compiled, a round is longer; limited by work, it is as long as without: the plan must not tell them apart.
+        # A compiled round has more moves. A work limit must not change the plan with the speed, so it fixes their
+        # number.
         is_counted = self.limits.work < inf
         planned = min(planned, max(climate.share * self.limits.work, 1)) if is_counted else planned * self._sweeps.speed
         ease, most = 1.0, sequence.peak if climate.shrinks else self._budget
@@ -170,7 +177,7 @@ class AnnealingSearch:
         return self._best_of_round
 
     def _mended(self, sequence: RematSequence, most: float) -> RematSequence:
-        """Return a sequence changed so that it fits, if `most` moves are enough for that."""
+        """Change a sequence until it fits, within `most` moves."""
         price = _MENDING_PRICE
         for number in range(_SWEEPS_OF_MENDING):
             if sequence.peak <= self._budget or most <= 0 or self._is_done:
@@ -184,7 +191,7 @@ class AnnealingSearch:
         return sequence
 
     def _improve(self, sequence: RematSequence) -> None:
-        """Leave needless reruns out of a sequence."""
+        """Drop needless reruns from a sequence, and offer the result."""
         if sequence.peak > self._budget:
             self.incumbent.offer(sequence)
         else:
@@ -193,7 +200,7 @@ class AnnealingSearch:
     def _sweep(
         self, sequence: RematSequence, price: float, temperature: float, budget: int
     ) -> tuple[RematSequence, int]:
-        """Return the sequence after one try of every move that may matter, and how many there were."""
+        """Sweep once; return the new sequence and the work spent."""
         weather = Weather(
             room=budget - sequence.graph.fixed_bytes,
             price=price * self._mean_time / self._mean_bytes,

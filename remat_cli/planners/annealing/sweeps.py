@@ -1,4 +1,4 @@
-"""One try of every move that may matter: by numpy over whole ranges of places, or compiled where numba is there."""
+"""Sweeps: one try of every useful move, by numpy or compiled."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from remat_cli.planners.annealing.runs import Pause, RunLine
 from remat_cli.planners.annealing.weather import Sweeps, Weather
 from remat_cli.planners.shared.sequence import RematSequence
 
-# Compiled sweeps take so many seconds to load.
+# The seconds to load the compiled sweeps.
 _SECONDS_TO_LOAD = 3.0
 
 
 def sweeps_of(graph: Graph, seconds: float) -> Sweeps:
-    """Return the quicker way to sweep over sequences of a graph; both make the same moves.
+    """Return the faster implementation of sweeps; both make the same moves.
 
     Args:
-        graph: what is planned.
-        seconds: for the whole search.
+        graph: the graph to plan.
+        seconds: time for the whole search.
     """
     if seconds < _SECONDS_TO_LOAD or not can_compile():
         return NumpySweeps()
@@ -32,34 +32,34 @@ def sweeps_of(graph: Graph, seconds: float) -> Sweeps:
 
 
 class NumpySweeps:
-    """Sweeps by numpy."""
+    """Sweeps in numpy."""
 
     speed = 1.0
 
     def sweep(
         self, sequence: RematSequence, weather: Weather, rng: np.random.Generator, is_over: Callable[[], bool]
     ) -> tuple[RematSequence, int]:
-        """Sweep, as described in `Sweeps`."""
+        """Sweep as `Sweeps` describes."""
         runs = RunLine(sequence, weather.room)
         tried = MoveSweep(runs, weather, rng).run(is_over)
         return runs.sequence, tried
 
 
 class MoveSweep:
-    """One try of every move that may matter, in random order."""
+    """One try of every useful move, in random order."""
 
     def __init__(self, runs: RunLine, weather: Weather, rng: np.random.Generator) -> None:
-        """Prepare.
+        """Prepare the sweep.
 
         Args:
-            runs: the sequence, which has just been laid out.
-            weather: decides which moves are made.
-            rng: of the random choices.
+            runs: a fresh layout of the sequence.
+            weather: conditions that decide on the moves.
+            rng: source of the random choices.
         """
         self._runs, self._weather, self._rng = runs, weather, rng
 
     def run(self, is_over: Callable[[], bool]) -> int:
-        """Try the moves; return how many there were."""
+        """Try the moves, and return their number."""
         runs = self._runs
         moves: list[tuple[Callable[..., None], int | Pause]] = [
             *_each(self._move, runs.restless().tolist()),
@@ -75,7 +75,7 @@ class MoveSweep:
         return len(moves)
 
     def _move(self, run: int, draw: float) -> None:
-        """Draw another place for a run."""
+        """Draw a new place for a run."""
         places = self._runs.places(run) if self._runs.is_there(run) else None
         if places is not None:
             costs = places.cost - np.minimum.reduce(places.cost)

@@ -1,1 +1,1 @@
-"""The default: a portfolio of planners under one time limit."""
+"""The default planner: a portfolio under one time limit."""

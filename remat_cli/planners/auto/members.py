@@ -1,10 +1,11 @@
-"""The planners as `auto` asks them: each within limits, from the best plan so far, for better plans and bounds.
+"""The planners of `auto`, each continuing from the best plan.
 
-A planner is imported when it is asked: many graphs are settled by the first ones, before a solver is needed.
+Each runs within limits, and looks for better plans and bounds. A planner is imported when it is asked: the first
+planners settle many graphs before a solver is needed.
 
-The best plan stands in an incumbent that all searches share. Where plans may move tensors to the host, there are two:
-one for all plans, and one for those that only recompute, which tells the first of what it takes. What is told outside
-is the judge's to verify (`core.solve`), and it keeps the best plan that it has verified.
+The best plan stands in an incumbent that all searches share. If plans may move tensors to the host, there are two
+incumbents: one for all plans, and one for plans that only recompute, which passes its plans on to the first. The judge
+(`core.solve`) verifies every reported plan, and keeps the best.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ if TYPE_CHECKING:
 
 # The solver's counted work for the bound at single moments.
 _WORK_OF_BOUND = 0.5
-# A greedy run is given up after so many times the plain run's time: on tangled graphs it goes from bad to worse.
+# The time at which a greedy run is given up, as a multiple of the plain run's: on tangled graphs such runs go from bad
+# to worse.
 _SLOWEST_EVICTION = 1.5
-# Up to how many ops reruns are left out of the plans of other planners: that takes time with the square.
+# The largest number of ops for dropping needless reruns from other planners' plans: its time grows with the square.
 _MOST_FOR_IMPROVEMENT = 5_000
 
 
 class _Named(PassingObserver):
-    """Tells the observer of `auto` of plans and bounds, and of phases with the name of the planner that is asked.
+    """Adds the planner's name to the phases that it forwards.
 
     Attributes:
-        planner: its name.
+        planner: name of the current planner.
     """
 
     planner = ""
@@ -53,10 +55,12 @@ class _Named(PassingObserver):
 
 
 class Listener(PassingObserver):
-    """Hands to an incumbent what a planner with an incumbent of its own tells.
+    """Forwards the plans and bounds of a planner to an incumbent.
+
+    The planner has an incumbent of its own.
 
     Attributes:
-        latest: the last plan that was told of: the planner's best.
+        latest: the last plan forwarded, which is the planner's best.
     """
 
     def __init__(self, incumbent: Incumbent) -> None:
@@ -65,44 +69,46 @@ class Listener(PassingObserver):
         self._incumbent = incumbent
 
     def found(self, plan: Plan) -> None:
-        """Keep a planner's plan if it is the best so far."""
+        """Keep a plan if it is the best so far."""
         self.latest = plan
         self._incumbent.take(plan)
 
     def bound(self, bound: Bound) -> None:
-        """Keep a bound on all plans of a scope; one on the planner's own plans says nothing here."""
+        """Keep a bound, unless its scope is the planner's own plans."""
         if bound.scope is not Scope.PLANNER:
             self._incumbent.prove(bound.time, bound.scope, bound.basis)
 
 
 class Members:
-    """The planners of one run of `auto`; searches that may go on later are kept.
+    """The planners of one run of `auto`.
+
+    Searches that may continue later are kept.
 
     Attributes:
-        problem: what is planned.
-        observe: is told of better plans and bounds.
-        limits: of all planners together.
-        incumbent: the best of all plans, and what is proven.
-        recomputing: the best of the plans that move nothing to the host; the same where none may.
+        problem: the problem to plan.
+        observe: receives better plans and bounds.
+        limits: limits of all planners together.
+        incumbent: keeps the best of all plans, and the bounds.
+        recomputing: keeps the best plan without transfers; the same object if no plan may have transfers.
     """
 
     def __init__(
         self, problem: Problem, observe: Observer, limits: Limits, gap: float, patience: float, retention_work: float
     ) -> None:
-        """Prepare; no planner is asked yet.
+        """Prepare the planners without asking any.
 
         Args:
-            problem: what is planned.
-            observe: is told of better plans and bounds.
-            limits: of all planners together.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-            patience: of retention.
-            retention_work: that retention may count.
+            problem: the problem to plan.
+            observe: receives better plans and bounds.
+            limits: limits of all planners together.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
+            patience: patience of retention.
+            retention_work: limit on retention's counted work.
         """
         self.problem, self.observe, self.limits = problem, observe, limits
         self._gap, self._patience, self._retention_work = gap, patience, retention_work
         self._named = _Named(observe)
-        # What is proven of plans that move nothing to the host says nothing of the best plan, where some may.
+        # A proof about plans without transfers says nothing of the best plan if that may have transfers.
         self.incumbent = Incumbent(problem, self._named, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
         self.recomputing = self.incumbent
         if problem.offload:
@@ -110,15 +116,15 @@ class Members:
         self._cuts: CutSearch | None = None
 
     def announce(self, planner: str) -> None:
-        """Let what is found from now on be found by a planner."""
+        """Attribute the following plans to a planner."""
         self._named.planner = self.incumbent.finder = self.recomputing.finder = planner
         self.observe.asks(planner)
 
     def refuse(self, message: str) -> None:
-        """Pass on why a planner does not plan this graph."""
+        """Report why a planner does not plan this graph."""
         self._named.phase(message)
 
-    # Plans at once
+    # Quick plans
 
     def keep_all(self, _limits: Limits) -> None:
         """Offer the plain run."""
@@ -130,21 +136,24 @@ class Members:
         self._ask(dtr, self.recomputing)
 
     def cut_once(self, limits: Limits) -> None:
-        """Make the plain run fit by minimum cuts."""
+        """Fit the plain run by minimum cuts."""
         self._min_cut.limits = limits
         self._min_cut.begin()
 
     # Bounds
 
     def prove(self, limits: Limits) -> None:
-        """Bound what plans in any order recompute, by what they keep at single moments."""
+        """Bound recomputation in any order by single moments."""
         from remat_cli.planners.retention.any_order_bound import any_order_bound
 
         self.observe.phase("proving a bound")
         self._note(any_order_bound(self.problem.graph, self._room, limits.part(work=_WORK_OF_BOUND)))
 
     def prove_at_cuts(self, limits: Limits) -> None:
-        """Bound the same, by what they keep at several moments together; what solutions keep, repaired, is a plan."""
+        """Bound recomputation in any order by several moments together.
+
+        A solution's tensors, repaired, also give a plan.
+        """
         from remat_cli.planners.retention.cut_bound import CutSearch
 
         self.observe.phase("proving a bound")
@@ -167,7 +176,10 @@ class Members:
         self._note(proof.bound)
 
     def confirm(self) -> None:
-        """Ask a second solver about what rests on one, with the time that is left."""
+        """Ask a second solver to confirm a bound, in the remaining time.
+
+        Only a bound that matters and rests on one solver is asked about.
+        """
         incumbent = self.recomputing
         matters = incumbent.nothing_fits or incumbent.bound_on(Scope.ANY_ORDER).basis is Basis.ONE_SOLVER
         if matters and self._cuts is not None and self._cuts.proof.bound.basis is Basis.ONE_SOLVER:
@@ -190,7 +202,10 @@ class Members:
         self._min_cut.run()
 
     def restart_min_cuts(self, limits: Limits, most_fruitless: int) -> None:
-        """Search so again from other first plans, until that brought nothing for so many times in a row."""
+        """Search neighbourhoods of minimum cuts from other first plans.
+
+        The search ends after so many restarts in a row without a gain.
+        """
         fruitless = 0
         while fruitless < most_fruitless and not (self.is_over or limits.is_over):
             before = self.recomputing.best
@@ -215,7 +230,7 @@ class Members:
         self._ask(ApproxDP(time_limit=limits.seconds), self.recomputing)
 
     def retain(self, limits: Limits) -> None:
-        """Decide for each tensor, from use to use, whether it is held; in other orders of first runs, too."""
+        """Hold or recompute tensors from use to use, in several orders."""
         from remat_cli.planners.retention.options import RetentionOptions
         from remat_cli.planners.retention.search import RetentionSearch
 
@@ -232,7 +247,7 @@ class Members:
     # Plans with transfers
 
     def offload(self, limits: Limits) -> None:
-        """Search for plans that also move tensors to the host; go on where that ended."""
+        """Search for plans with transfers, or continue that search."""
         best = self.incumbent.best
         self._offload.limits = limits
         if isinstance(best, SequencePlan) and best.found_by not in ("offload", "keep_all"):
@@ -240,7 +255,7 @@ class Members:
         self._offload.run()
 
     def plan_fluid_chain(self, limits: Limits) -> None:
-        """Plan the graph as a chain of layers whose inputs may go to the host."""
+        """Plan a chain of layers whose inputs may go to the host."""
         from remat_cli.planners.pofo.planner import Pofo
 
         self._ask(Pofo(time_limit=limits.seconds), self.incumbent)
@@ -249,7 +264,7 @@ class Members:
 
     @property
     def is_over(self) -> bool:
-        """Whether the best plan is good enough, none fits, or the time is up."""
+        """Whether to end: by the gap, a proof that none fits, or limits."""
         return self.incumbent.gap <= self._gap or self.incumbent.nothing_fits or self.limits.is_over
 
     @property
@@ -277,14 +292,17 @@ class Members:
         return OffloadSearch(self.incumbent, self.limits, self._gap)
 
     def _ask(self, planner: Planner, incumbent: Incumbent) -> None:
-        """Ask a planner that keeps an incumbent of its own, and leave needless reruns out of its plan."""
-        told = Listener(incumbent)
-        result = planner.plan(self.problem, told)
+        """Ask a planner with its own incumbent, and improve its plan.
+
+        Needless reruns are dropped from the plan.
+        """
+        listener = Listener(incumbent)
+        result = planner.plan(self.problem, listener)
         if result.closest is not None:
             incumbent.offer(result.closest)
         is_small = len(self.problem.graph.ops) <= _MOST_FOR_IMPROVEMENT
-        if is_small and incumbent is self.recomputing and isinstance(told.latest, SequencePlan):
-            incumbent.offer(without_needless_reruns(told.latest.sequence, self._budget, self.limits))
+        if is_small and incumbent is self.recomputing and isinstance(listener.latest, SequencePlan):
+            incumbent.offer(without_needless_reruns(listener.latest.sequence, self._budget, self.limits))
 
     def _note(self, bound: RerunBound) -> None:
         """Keep a bound on the time of reruns in any order."""
@@ -295,7 +313,7 @@ class Members:
             self.recomputing.prove_that_none_fits(Scope.ANY_ORDER, why, bound.basis)
 
     def _offer_fitted(self, sequence: RematSequence) -> None:
-        """Make a plan of what fits at some moments only."""
+        """Make a plan from a sequence that fits at some moments only."""
         fitted = refit(sequence, self._budget, STARTS[0], self.limits.part())
         if fitted is not None:
             self.recomputing.offer(fitted)

@@ -1,4 +1,4 @@
-"""The default: a portfolio of planners under one time limit."""
+"""The default planner: a portfolio under one time limit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ class Auto:
 
     Source: ours; the planners are those of this list.
     Takes: any graph.
-    Searches: what its planners do: keep_all, dtr, on small graphs shortest_path, min_cut, on training graphs rotor and
+    Searches: the plans of its planners: keep_all, dtr, on small graphs shortest_path, min_cut, on training graphs rotor
+      and
         approx_dp, then retention from the best of their plans, on other graphs annealing before or after that; where
         plans may offload, first offload, and on training graphs pofo.
-    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, what
-        offload proves (scope any-plan).
+    Proves: how much any plan must recompute, or that none fits (scope any-order); where plans may offload, the bound of
+      offload (scope any-plan).
     Complexity: that of its planners; it ends when the time is up, nothing is left to try, or more search does not pay.
 
     Attributes:
         time_limit: seconds for all planners together.
-        work_limit: of retention's counted work. The other planners end by themselves, so any machine gives the same
-            plan, with or without this limit, unless the time is up first.
-        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        patience: the search ends when this multiple of the work until the last gain has brought no further gain; 0: it
+        work_limit: limit on retention's counted work. The other planners end by themselves, so any machine gives the
+            same plan, with or without this limit, unless the time is up first.
+        gap: distance to the bound at which the search ends, as a share of the plain run's time.
+        patience: end the search when this multiple of the work until the last gain has brought no further gain; 0: it
             goes on.
         cores: processes of min_cut; 0: all. Their number does not change the plan, unless the time is up first.
-        seed: of random choices.
+        seed: seed of the random choices.
     """
 
     time_limit: float = 30.0
@@ -44,7 +45,7 @@ class Auto:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy and ortools come with it; the options must be readable without them.
+        # This import needs numpy and ortools; reading the options must not.
         from remat_cli.planners.auto.portfolio import Portfolio
         from remat_cli.planners.shared.limits import Limits
 

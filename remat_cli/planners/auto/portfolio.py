@@ -1,6 +1,6 @@
-"""The portfolio of `auto`: a table of stages, each with when it is worth its time, who is asked, and for how long.
+"""The portfolio of `auto`: a table of stages.
 
-What each planner is asked for stands in `members`.
+Each stage says when to use it, which planners to ask, and for how long. `members` asks them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ NEAR = 0.002
 
 
 class Standing:
-    """What decides about the next stage: the kind of graph, who was asked, and how near the best plan is to the bound.
+    """The facts that decide on the next stage.
+
+    These are the kind of graph, the planners asked so far, and the best plan's distance from the bound.
 
     Attributes:
-        asked: names of the planners that were asked so far, the last one last.
+        asked: names of the planners asked so far, in order.
     """
 
     def __init__(self, members: Members) -> None:
@@ -40,7 +42,7 @@ class Standing:
 
     @property
     def ops(self) -> int:
-        """How many ops the graph has."""
+        """Number of ops in the graph."""
         return len(self._graph.ops)
 
     @cached_property
@@ -50,12 +52,12 @@ class Standing:
 
     @cached_property
     def is_tiny(self) -> bool:
-        """Whether all plans may be tried in a fraction of a second, or at least in some seconds."""
+        """Whether all plans can be tried in seconds at most."""
         return is_small(self._graph, 24)
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether all plans may be tried in some seconds, and more is asked than whether there is one."""
+        """Whether all plans can be tried in seconds, and a bound is wanted."""
         return is_small(self._graph, 48) and not self.is_tiny and not self._members.observe.takes_any_plan
 
     @property
@@ -65,18 +67,18 @@ class Standing:
 
     @property
     def has_annealed(self) -> bool:
-        """Whether annealing was asked."""
+        """Whether annealing has run."""
         return "annealing" in self.asked
 
     @property
     def found_by(self) -> str | None:
-        """The planner whose plan is the best of those that only recompute; None without one."""
+        """The planner of the best plan without transfers; None without a plan."""
         best = self._members.recomputing.best
         return None if best is None else best.found_by
 
     @property
     def can_recompute_better(self) -> bool:
-        """Whether a plan that moves nothing to the host can be better than the best one."""
+        """Whether a plan without transfers can beat the best plan."""
         best = self._members.incumbent.best
         return best is None or best.time > self._members.recomputing.bound_on(Scope.ANY_ORDER).time
 
@@ -84,26 +86,33 @@ class Standing:
 
     @property
     def is_usual_training(self) -> bool:
-        """A training graph of usual size: its bound at several moments takes seconds, and so do chains."""
+        """Whether this is a training graph of usual size.
+
+        Its bound at several moments takes seconds, and so do chains.
+        """
         return self.is_training and self.ops <= 3_000
 
     @property
     def is_tangled(self) -> bool:
-        """Without a backward pass, the order of first runs decides as much as recomputation."""
+        """Whether the order of first runs decides as much as recomputation.
+
+        This holds for graphs without a backward pass.
+        """
         return not self.is_training and self.ops > 24
 
     @property
     def anneals_first(self) -> bool:
-        """Annealing finds better orders than retention soon, except in small graphs, whose models are solved quickly.
+        """Whether annealing should run before retention.
 
-        In graphs of 600 to 1,500 ops it does so near the bound, too; larger ones than 5,000 are too large for models.
+        Annealing soon finds better orders, except in small graphs, whose models are solved quickly. In graphs of 600 to
+        1,500 ops this holds near the bound, too; graphs of more than 5,000 ops are too large for models.
         """
         is_far = self.gap > (0.01 if 600 < self.ops <= 1_500 else 0.1)
         return self.is_tangled and ((is_far and self.ops >= 200) or self.ops > 5_000)
 
     @property
     def retention_shares(self) -> bool:
-        """Whether retention gets a share of the time only."""
+        """Whether retention gets only a share of the time."""
         if self.is_training:
             return self.gap > NEAR  # the last searches by cuts need time, too
         # Large tangled graphs need time for annealing.
@@ -111,13 +120,13 @@ class Standing:
 
 
 class Turn(NamedTuple):
-    """What one planner is asked for.
+    """A request to one planner.
 
     Attributes:
-        planner: its name.
-        ask: asks it.
-        share: of the time that is left, at most.
-        work: at most, in the planner's own count.
+        planner: name of the planner.
+        ask: function that asks the planner.
+        share: largest share of the remaining time.
+        work: limit in the planner's own count.
     """
 
     planner: str
@@ -127,12 +136,12 @@ class Turn(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Planners that are asked in turn.
+    """Planners to ask in turn.
 
     Attributes:
-        when: they are worth their time; asked once, before the first of them.
-        turns: who is asked.
-        why: for readers of this table.
+        when: whether the stage is worth its time; evaluated once, before its first planner.
+        turns: the requests.
+        why: the reason, for readers of this table.
     """
 
     when: Callable[[Standing], bool]
@@ -144,7 +153,7 @@ def _always(_: Standing) -> bool:
     return True
 
 
-# A quarter of the time that is left: on graphs of usual size none of these needs it, and so what they find does not
+# A quarter of the remaining time. On graphs of usual size none of these planners needs that much, so their plans do not
 # depend on the clock.
 _QUICK = 0.25
 _MOST = 0.7
@@ -250,7 +259,10 @@ LAST_WITH_TRANSFERS = (Stage(_always, (Turn("offload", Members.offload),), "goes
 
 
 class Portfolio:
-    """One run of `auto`: walks down the table until nothing can be better or the time is up."""
+    """One run of `auto` down the table of stages.
+
+    It ends when no plan can be better, or the time is up.
+    """
 
     def __init__(
         self,
@@ -264,12 +276,12 @@ class Portfolio:
         """Prepare a run.
 
         Args:
-            problem: what is planned.
-            observe: is told of better plans and bounds, and who is asked.
-            limits: of all planners together.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-            patience: of retention.
-            retention_work: that retention may count; None for as much as there is time for.
+            problem: the problem to plan.
+            observe: receives better plans and bounds, and the name of each planner asked.
+            limits: limits of all planners together.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
+            patience: patience of retention.
+            retention_work: limit on retention's counted work; None for no limit but time.
         """
         self._members = Members(
             problem, observe, limits, gap, patience, inf if retention_work is None else retention_work
@@ -277,7 +289,7 @@ class Portfolio:
         self._standing = Standing(self._members)
 
     def run(self) -> PlanResult:
-        """Ask one planner after the other."""
+        """Ask the planners one after the other."""
         members, standing = self._members, self._standing
         for turn in self._turns():
             if standing.asked and members.is_over:
@@ -300,7 +312,10 @@ class Portfolio:
         return members.incumbent.result()
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield who is asked next; whether a stage is worth its time is decided when it comes up."""
+        """Yield the next request.
+
+        Each stage is evaluated when its turn comes.
+        """
         for stage in self._stages():
             if stage.when(self._standing):
                 yield from stage.turns

@@ -1,7 +1,7 @@
 """Linear programs over 0-1 variables, in whole numbers.
 
-Solvers work with floating-point numbers, within tolerances. So costs and rows are also kept here as whole numbers, and
-the bound of a relaxation is counted again in these: it holds whatever the tolerances.
+Solvers work with floating-point numbers, within tolerances. So this module also keeps costs and rows as whole numbers,
+and counts the bound of a relaxation again in these: that bound holds whatever the tolerances.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.scaling import unit_of
 
-# Numbers given to a solver are at most about this large, as its tolerances are absolute, and whole, as small fractions
-# are dropped. Rounding takes a row 10^-6 of the memory that it stands for where 170 tensors compete, none of which
-# takes more than a tenth of it.
+# The largest number given to a solver. Numbers are limited because its tolerances are absolute, and whole because small
+# fractions are dropped. If 170 tensors compete, none of which takes more than a tenth of the memory, rounding costs a
+# row 10^-6 of that memory.
 _LARGEST_COEFFICIENT = 2**24
 _LARGEST_COST = 1e6
 # The error of a solver's bound is at most the sum of its tolerance on costs, its tolerance on rows times the largest
@@ -32,7 +32,7 @@ _LARGEST_COST = 1e6
 _COST_TOLERANCE = 1e-6
 _ROW_TOLERANCE = 1e-7
 _SHARE_TOLERANCE = 1e-9
-# Binary digits after the point to which the multipliers of rows are taken.
+# The number of binary digits after the point of the rows' multipliers.
 _DIGITS = 80
 
 
@@ -41,7 +41,7 @@ class MipRows:
     """Constraints: sum(coefficient * variable) >= at_least.
 
     Attributes:
-        start: [rows + 1] where each row starts in the next two.
+        start: [rows + 1] start of each row in `variable` and `coefficient`.
         variable: [entries] numbers of variables, distinct within a row.
         coefficient: [entries] int64.
         at_least: [rows] int64.
@@ -54,7 +54,7 @@ class MipRows:
 
     @classmethod
     def one(cls, terms: Mapping[int, int], at_least: int) -> MipRows:
-        """Return a single row, of the coefficient of each variable."""
+        """Return a single row from the coefficient of each variable."""
         variable = np.fromiter(terms.keys(), dtype=np.int64, count=len(terms))
         coefficient = np.fromiter(terms.values(), dtype=np.int64, count=len(terms))
         return cls(np.array([0, len(terms)]), variable, coefficient, np.array([at_least], dtype=np.int64))
@@ -68,9 +68,9 @@ class MipOutcome:
     """The result of solving a program.
 
     Attributes:
-        status: optimal (within the gap asked for), feasible, infeasible, or unknown where time ran out before that.
+        status: optimal (within the gap asked for), feasible, infeasible, or unknown if time ran out first.
         values: [variables] 0 or 1, the best solution, which may slightly break rows of large numbers; None without one.
-        bound: no solution costs less; None where nothing was proven.
+        bound: lower bound on the cost of all solutions; None without a proof.
     """
 
     status: Status
@@ -80,14 +80,16 @@ class MipOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The result of solving the relaxation of a program, in which variables may take any value from 0 to 1.
+    """The result of solving a program's relaxation.
+
+    Its variables may take any value from 0 to 1.
 
     Attributes:
-        status: optimal, infeasible, or unknown where time ran out.
-        values: [variables] of an optimal solution; None without one.
-        bound: no solution costs less; None without an optimal solution.
-        bound_if_one: [variables] no solution in which this variable is 1 costs less, never less than `bound`; object
-            array of int; None without an optimal solution.
+        status: optimal, infeasible, or unknown if time ran out.
+        values: [variables] values of an optimal solution; None without one.
+        bound: lower bound on the cost; None without an optimal solution.
+        bound_if_one: [variables] lower bound on the cost of solutions in which the variable is 1, at least `bound`;
+            object array of int; None without an optimal solution.
     """
 
     status: Status
@@ -100,7 +102,7 @@ class ZeroOneProgram:
     """Minimise the cost of variables that are 0 or 1, subject to rows.
 
     Attributes:
-        problem: the program as PuLP's.
+        problem: the program as a PuLP object.
         size: number of variables.
     """
 
@@ -109,7 +111,7 @@ class ZeroOneProgram:
         self._variables: list[pulp.LpVariable] = []
         self._costs: list[int] = []
         self._rows: list[MipRows] = []
-        self._scales: list[int] = []  # what a solver is given is divided by these
+        self._scales: list[int] = []  # divisors of the rows given to a solver
         self._row_count = 0
 
     @property
@@ -118,9 +120,9 @@ class ZeroOneProgram:
         return len(self._costs)
 
     def add_variables(self, costs: Ints) -> Ints:
-        """Add a variable for each cost; return their numbers."""
+        """Add a variable for each cost, and return their numbers."""
         first = self.size
-        # Names sort as numbers do, which is the order in which PuLP hands variables over.
+        # Names sort like their numbers, because PuLP passes variables on in the order of names.
         self._variables += [
             self.problem.add_variable(f"x{number:09}", 0, 1, pulp.LpInteger)
             for number in range(first, first + len(costs))
@@ -131,8 +133,8 @@ class ZeroOneProgram:
     def add_rows(self, rows: MipRows) -> None:
         """Add constraints.
 
-        Rows whose numbers are too large for a solver are scaled down and rounded so that they are relaxed: a
-        program that it calls infeasible is infeasible, and its solutions may slightly break such rows.
+        Rows whose numbers are too large for a solver are scaled down and rounded so that they are relaxed: if the
+        solver calls the program infeasible, it is, and solutions may slightly break such rows.
         """
         scale = unit_of(rows.coefficient, _LARGEST_COEFFICIENT)
         variables = [self._variables[number] for number in rows.variable.tolist()]
@@ -154,17 +156,17 @@ class ZeroOneProgram:
         start: Ints | None = None,
         on_solution: Callable[[Ints], None] = lambda values: None,
     ) -> MipOutcome:
-        """Search for a solution of the least cost.
+        """Search for a solution of least cost.
 
         Args:
-            solver: one that is installed.
-            limits: where the search stops.
-            gap: it also ends where a solution is within this share of the bound.
+            solver: an installed solver.
+            limits: limits of the search.
+            gap: share of the bound within which a solution ends the search.
             start: [variables] 0 or 1, a solution to start from.
-            on_solution: is told each better solution, rounded as in `MipOutcome`.
+            on_solution: receives each better solution, rounded as in `MipOutcome`.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
+            KeyboardInterrupt: Ctrl-C; the search was stopped after passing on every solution found until then.
         """
         scale = self._set_costs()
         start_values = None if start is None else start.astype(np.float64)
@@ -177,7 +179,7 @@ class ZeroOneProgram:
         )
 
     def relax(self, solver: SolverName, limits: Limits) -> Relaxation:
-        """Solve the relaxation, and count its bound again.
+        """Solve the relaxation, and count its bound in whole numbers.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the solver was stopped.
@@ -192,7 +194,7 @@ class ZeroOneProgram:
         return Relaxation(run.status, run.values, bound, bound_if_one)
 
     def _set_costs(self) -> float:
-        """Set the objective, divided by a scale, which is returned."""
+        """Set the objective, divided by a scale; return the scale."""
         costs = np.array(self._costs, dtype=np.float64)
         scale = max(1.0, float(costs.max(initial=0.0)) / _LARGEST_COST)
         self.problem.setObjective(pulp.LpAffineExpression(zip(self._variables, (costs / scale).tolist(), strict=True)))
@@ -204,10 +206,12 @@ class ZeroOneProgram:
         return max(0, ceil((bound - tolerance) * scale))
 
     def _count_bound(self, multipliers: Floats) -> tuple[int, NDArray[np.object_]]:
-        """Return the bound that any multipliers >= 0 of the rows prove, exactly, and that with each variable at 1.
+        """Return the exact bound that the rows' multipliers prove.
 
-        With weights y on the rows, cost . x >= y . at_least + (cost - y . coefficients) . x for whatever satisfies
-        the rows, and the second term is least where each x is 0 or 1 by its sign.
+        Also return the bound with each variable at 1. The multipliers may be any numbers >= 0.
+
+        With weights y on the rows, cost . x >= y . at_least + (cost - y . coefficients) . x for every x that satisfies
+        the rows, and the second term is least if each x is 0 or 1 by its coefficient's sign.
         """
         weights = np.array([int(ldexp(weight, _DIGITS)) for weight in multipliers.tolist()], dtype=object)
         total = 0
@@ -230,5 +234,5 @@ def _rounded(values: Floats) -> Ints:
 
 
 def _ceil(number: int) -> int:
-    """Return a number of which _DIGITS binary digits stand after the point, rounded up."""
+    """Round up a number with _DIGITS binary digits after the point."""
     return -(-number >> _DIGITS)

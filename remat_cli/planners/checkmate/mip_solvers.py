@@ -1,7 +1,7 @@
-"""The solvers behind PuLP: HiGHS in this process, CBC beside it; both silent, with a way to stop them.
+"""The solvers behind PuLP, silent and stoppable.
 
-PuLP's own way of running them cannot be interrupted, tells nothing on the way, and hands HiGHS a model entry by entry.
-So its solver classes are extended here; models and statuses stay PuLP's.
+HiGHS runs in this process, CBC in a process of its own. PuLP's own runs cannot be interrupted, report nothing on the
+way, and give HiGHS a model entry by entry. So its solver classes are extended here; models and statuses stay PuLP's.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _STATUS = {
     pulp.LpSolutionInfeasible: Status.INFEASIBLE,
     pulp.LpSolutionNoSolutionFound: Status.UNKNOWN,
 }
-# Seconds between two checks of a process, and seconds to wait for a solver that was told to stop.
+# Seconds between two checks of a process, and seconds to wait for a stopped solver.
 _LOOK = 0.01
 _PATIENCE = 10.0
-# Runs CBC. Stdin stays open as long as the process that wants the solution lives; when it closes before CBC has ended,
-# CBC is killed, and the folder with its files removed.
+# Runs CBC. Stdin stays open as long as the process that wants the solution lives. If stdin closes before CBC has ended,
+# the script kills CBC, and removes the folder with its files.
 _GUARDED = """
 folder=$1; shift
 exec 3<&0 </dev/null
@@ -56,7 +56,7 @@ def installed_solver(wanted: SolverName) -> SolverName:
     """Return the solver to use.
 
     Raises:
-        UsageError: the one that is wanted is not installed, or none is.
+        UsageError: the wanted solver is not installed, or no solver is.
     """
     installed = [name for name, is_there in _IS_THERE.items() if is_there()]
     if wanted in installed:
@@ -75,7 +75,7 @@ def _has_highs() -> bool:
 
 
 def _cbc_path() -> str | None:
-    """Return where CBC is: the one that comes with PuLP, or one on the path."""
+    """Return the path of CBC: PuLP's own, or one on the PATH."""
     paths = (getattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", None), "cbc")
     return next((path for path in paths if path and pulp.COIN_CMD(path=path, msg=False).available()), None)
 
@@ -87,12 +87,12 @@ _IS_THERE: Mapping[SolverName, Callable[[], bool]] = {
 
 
 class SolverRun:
-    """One run of a solver on a problem, in a thread of its own.
+    """One run of a solver on a problem, in its own thread.
 
     Attributes:
         status: optimal (within the gap asked for), feasible, infeasible or unknown.
-        values: [variables] of the best solution, in the order of the variables' names; None without one.
-        bound: no solution has a smaller objective; -inf where nothing was proven.
+        values: [variables] values of the best solution, in the order of the variables' names; None without a solution.
+        bound: lower bound on the objective; -inf without a proof.
         row_duals: [rows] for a relaxation: the multiplier of each row.
     """
 
@@ -109,10 +109,10 @@ class SolverRun:
         """Prepare a run.
 
         Args:
-            problem: to be minimised; its variables' names sort in the order of `values`.
-            solver: one that is installed.
-            limits: where the run stops.
-            gap: it also ends where a solution is within this share of the bound.
+            problem: the problem to minimise; its variables' names sort in the order of `values`.
+            solver: an installed solver.
+            limits: limits of the run.
+            gap: share of the bound within which a solution ends the run.
             relaxed: let integer variables take any value.
             start: [variables] a solution to start from.
         """
@@ -134,7 +134,7 @@ class SolverRun:
         """Solve, and pass on each better solution.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the solver was stopped, and every solution found until then was handed over.
+            KeyboardInterrupt: Ctrl-C; the solver was stopped after passing on every solution found until then.
         """
         self._thread.run(on_solution)
 
@@ -147,10 +147,10 @@ class SolverRun:
     def _read(self, seconds: float) -> None:
         problem = self._problem
         status = _STATUS.get(problem.sol_status, Status.UNKNOWN)
-        if problem.status == pulp.LpStatusInfeasible:  # of CBC's "integer infeasible", sol_status says nothing
+        if problem.status == pulp.LpStatusInfeasible:  # CBC's "integer infeasible" is not in sol_status
             status = Status.INFEASIBLE
         if status is Status.INFEASIBLE and (self._stop.is_set() or seconds >= self._seconds):
-            status = Status.UNKNOWN  # a run cut short has proven nothing
+            status = Status.UNKNOWN  # a run cut short proves nothing
         has_solution = status in (Status.OPTIMAL, Status.FEASIBLE) and self._solver.has_solution(problem)
         self.status = status if has_solution or status is Status.INFEASIBLE else Status.UNKNOWN
         if has_solution:
@@ -161,7 +161,7 @@ class SolverRun:
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
-    """HiGHS with a starting solution, solutions reported on the way, and a stop on request."""
+    """HiGHS with a start, solutions on the way, and a stop on request."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
         self._stop = stop
 
     def buildSolverModel(self, lp: pulp.LpProblem) -> None:
-        """Hand over the whole model at once."""
+        """Pass the whole model to HiGHS at once."""
         import highspy
 
         variables, rows = lp.variables(), lp.constraints()
@@ -220,10 +220,10 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
         lp.solverModel.passModel(model)
 
     def callSolver(self, lp: pulp.LpProblem) -> None:
-        """Solve, from the start that was given."""
+        """Solve from the given start."""
         import highspy
 
-        # Threads are the process's: without this, a number other than the last run's is refused.
+        # Threads belong to the process: without this, HiGHS refuses a number other than the last run's.
         highspy.Highs.resetGlobalScheduler(True)
         if self._start is not None:
             numbers = np.arange(len(self._start), dtype=np.int32)
@@ -231,16 +231,19 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
         lp.solverModel.run()
 
     def has_solution(self, lp: pulp.LpProblem) -> bool:
-        """Tell whether there is a solution: PuLP says so of an interrupted run in any case."""
+        """Tell whether there is a solution.
+
+        PuLP claims one for every interrupted run.
+        """
         return bool(lp.solverModel.getInfo().primal_solution_status == 2)
 
     def bound(self, lp: pulp.LpProblem) -> float:
-        """Return the bound on the objective that was proven."""
+        """Return the proven bound on the objective."""
         info = lp.solverModel.getInfo()
         return float(info.mip_dual_bound if self.mip else info.objective_function_value)
 
     def _listen(self, event: Any, message: str, out: Any, into: Any, data: Any) -> None:
-        """Receive solutions, and request the stop; called in HiGHS's thread."""
+        """Receive solutions and request the stop, in HiGHS's thread."""
         del message, data
         if event == self._event.kCallbackMipImprovingSolution:
             self._tell(np.array(out.mip_solution))
@@ -249,7 +252,10 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
 
 
 class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
-    """CBC as a process that can be killed, its files in a folder of their own, its log read for the bound."""
+    """CBC as a process that can be killed.
+
+    Its files lie in a folder of their own, and its log is read for the bound.
+    """
 
     def __init__(
         self,
@@ -260,7 +266,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         tell: Callable[[Floats], None],
         stop: Event,
     ) -> None:
-        del tell  # CBC says nothing on the way
+        del tell  # CBC reports nothing on the way
         super().__init__(mip=not relaxed, msg=False, path=_cbc_path())
         self._limits = limits
         self._gap = gap
@@ -269,7 +275,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         self._bound = -inf
 
     def actualSolve(self, lp: pulp.LpProblem) -> int:
-        """Solve, from the start that was given."""
+        """Solve from the given start."""
         with TemporaryDirectory(prefix="remat-cbc-") as folder:
             model, solution, log = (Path(folder, name) for name in ("model.mps", "solution.txt", "log.txt"))
             variables, names, row_names, _ = lp.writeMPS(str(model), rename=1)
@@ -295,7 +301,10 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         return lp.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
 
     def bound(self, lp: pulp.LpProblem) -> float:
-        """Return the bound on the objective that was proven: an optimum's is itself, within the gap asked for."""
+        """Return the proven bound on the objective.
+
+        The bound of an optimum is the optimum itself, within the gap.
+        """
         if self._bound == -inf and lp.sol_status == pulp.LpSolutionOptimal:
             objective = float(pulp.value(lp.objective))
             return objective - self._gap * abs(objective)
@@ -316,7 +325,10 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
         return str(path)
 
     def _run(self, arguments: list[str], log: Path, folder: str) -> bool:
-        """Run CBC; return whether it came to its end by itself. Where this process is killed, CBC is, too."""
+        """Run CBC; return whether it ended by itself.
+
+        If this process is killed, so is CBC.
+        """
         has_groups = os.name == "posix"
         guard = ["/bin/sh", "-c", _GUARDED, "sh", folder] if has_groups else []
         with log.open("wb") as output:
@@ -325,7 +337,7 @@ class _Cbc(pulp.COIN_CMD):  # type: ignore[misc]  # PuLP has no types
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=has_groups,  # or Ctrl-C would reach it too
+                start_new_session=has_groups,  # otherwise Ctrl-C would reach CBC, too
             )
             try:
                 while process.poll() is None and not self._stop.is_set():

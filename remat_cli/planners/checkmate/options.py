@@ -1,4 +1,4 @@
-"""Options of `checkmate` and `checkmate_lp`, as their searches read them."""
+"""Options of `checkmate` and `checkmate_lp`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from remat_cli.planners.shared.option_checks import check_least
 class SolverName(StrEnum):
     """The solver of integer programs."""
 
-    AUTO = "auto"  # HiGHS where it is installed, else CBC
+    AUTO = "auto"  # HiGHS if installed, otherwise CBC
     HIGHS = "highs"
     CBC = "cbc"
 
 
 @dataclass(frozen=True)
 class MipOptions:
-    """Options that these planners share.
+    """The options that both planners share.
 
     Attributes:
-        solver: highs, cbc, or auto: HiGHS where it is installed (highspy), else CBC, which comes with PuLP.
-        time_limit: seconds.
+        solver: highs, cbc, or auto: HiGHS if installed (highspy), otherwise CBC, which comes with PuLP.
+        time_limit: limit in seconds.
         cores: threads of the solver; 0: all.
-        seed: of the solver's random choices.
+        seed: seed of the solver's random choices.
         force: build the program even if it is estimated to take more than 6 GiB.
     """
 
@@ -44,7 +44,7 @@ class CheckmateOptions(MipOptions):
     """Options of `checkmate`.
 
     Attributes:
-        gap: a plan this close to the bound ends the search, as a share of its extra time; 0: the best plan.
+        gap: distance to the bound at which the search ends, as a share of the plan's extra time; 0: the best plan.
     """
 
     gap: float = 0.0
@@ -56,11 +56,11 @@ class CheckmateOptions(MipOptions):
 
 
 class RoundingRule(StrEnum):
-    """How fractional retentions are rounded."""
+    """The rule that rounds fractional retentions."""
 
-    DETERMINISTIC = "deterministic"  # held where at least a threshold: 0.1, 0.2, ..., 0.9 in turn
-    THRESHOLD = "threshold"  # held where at least half
-    RANDOM_THRESHOLD = "random_threshold"  # held where at least a threshold drawn around 0.5
+    DETERMINISTIC = "deterministic"  # held from a threshold on: 0.1, 0.2, ..., 0.9 in turn
+    THRESHOLD = "threshold"  # held from a half on
+    RANDOM_THRESHOLD = "random_threshold"  # held from a threshold on, drawn around 0.5
     RANDOMISED = "randomised"  # each held with its own probability
 
 
@@ -71,11 +71,10 @@ class RoundingOptions(MipOptions):
     Attributes:
         rounding: deterministic: hold tensors whose fraction is at least 0.1, 0.2, ..., 0.9 in turn; threshold: at least
             0.5; random_threshold: at least values drawn around 0.5; randomised: the fraction is the probability.
-        samples: how many plans random_threshold and randomised draw.
-        allowance: share of the budget that is left free for the memory that rounding adds; half of it and none are
-            tried, too.
-        repairs: how many changes may make a plan fit; 0: the paper's method alone.
-        seed: of the random choices.
+        samples: number of plans that random_threshold and randomised draw.
+        allowance: share of the budget left free for the memory that rounding adds; half of it and none are tried, too.
+        repairs: number of changes that may make a plan fit; 0: the paper's method alone.
+        seed: seed of the random choices.
     """
 
     rounding: RoundingRule = RoundingRule.DETERMINISTIC

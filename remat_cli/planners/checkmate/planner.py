@@ -1,4 +1,4 @@
-"""Checkmate, Jain et al. 2020: its integer program, and its linear relaxation with two-phase rounding."""
+"""Checkmate (Jain et al. 2020), exact and by rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from remat_cli.planners.checkmate.options import CheckmateOptions, RoundingOptio
 
 @dataclass(frozen=True)
 class Checkmate(CheckmateOptions):
-    """Decides by an integer program what each stage recomputes before it runs the next op, and what is held meanwhile.
+    """Chooses each stage's recomputed ops and held tensors by an integer program. A stage recomputes some ops, then
+    runs the next op for the first time.
 
     Source: Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020,
     section 4.
@@ -30,7 +31,7 @@ class Checkmate(CheckmateOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # numpy and PuLP come with it; the options must be readable without them.
+        # This import needs numpy and PuLP; reading the options must not.
         from remat_cli.planners.checkmate.search import CheckmateSearch
 
         return CheckmateSearch(problem, self, observe).run()
@@ -55,7 +56,7 @@ class CheckmateLP(RoundingOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # numpy and PuLP come with it; the options must be readable without them.
+        # This import needs numpy and PuLP; reading the options must not.
         from remat_cli.planners.checkmate.search import RoundingSearch
 
         return RoundingSearch(problem, self, observe).run()

@@ -1,4 +1,7 @@
-"""The searches of `checkmate` and `checkmate_lp`: by programs that are cut down to size, and by rounded relaxations."""
+"""The searches of `checkmate` and `checkmate_lp`.
+
+The first solves programs of growing size, the second rounds relaxations.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from remat_cli.planners.checkmate.staged_model import StagedModel, StagedRelaxat
 from remat_cli.planners.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.numbering import Bools, Ints
 
-# Plans are changed up to this often until they fit: the plain run, which is the first one, and those of programs.
+# The number of changes to make a plan fit: for the plain run, which is the first plan, and for plans of programs.
 _CHANGES, _FEW_CHANGES = 1000, 30
-# With this many choices or fewer, nothing simpler is solved first.
+# A program with this many choices or fewer is solved at once.
 _FEW_CHOICES = 1000
-# Else programs with chains of recomputations of up to these lengths are solved in turn, as long as the last one brought
-# a better plan. Each may take this share of the time left, and is solved to this gap.
+# Larger programs are preceded by programs with chains of recomputations of up to these lengths, in turn, as long as the
+# last program brought a better plan. Each may take this share of the remaining time, and is solved to this gap.
 _DEPTHS = (2, 4, 8, 16)
 _SHARE, _GAP = 0.15, 0.005
 
@@ -29,17 +32,17 @@ _SHARE, _GAP = 0.15, 0.005
 class CheckmateSearch(StagedSearch[CheckmateOptions]):
     """A search for the best staged plan.
 
-    1. The plain run, changed until it fits, gives a plan, and the relaxation of the whole program a bound. The two tell
-       which choices can be part of a better plan.
+    1. The plain run, changed until it fits, gives a plan, and the relaxation of the whole program a bound. Together
+       they tell which choices can be part of a better plan.
     2. Small programs, of short chains of recomputations, give better plans, which leave fewer choices.
     3. The whole program without limits on memory within stages gives bounds for every plan with this order of first
        runs, and the best plan if its solution fits all the same.
-    4. If it does not, those of these limits that hold for all such plans are added as plans break them.
-    5. The program with all of them gives the best staged plan.
+    4. If it does not, limits that hold for all such plans are added as plans break them.
+    5. The program with all limits gives the best staged plan.
     """
 
     def run(self) -> PlanResult:
-        """Search until the time is up, or nothing is left to be found.
+        """Search until the time is up, or the result is proven.
 
         Raises:
             PlannerRefuses: the whole program is too large.
@@ -89,7 +92,10 @@ class CheckmateSearch(StagedSearch[CheckmateOptions]):
             self._prove(self._worthwhile(self.choices(), relaxation), scope, limited=True)
 
     def _relaxed(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> StagedRelaxation:
-        """Solve the relaxation for its proofs, about all plans and about those with each choice."""
+        """Prove bounds by solving the relaxation.
+
+        They cover all plans, and plans with each choice.
+        """
         relaxation = self._model(choices, scope, limited).relax(self.solver, self.limits)
         if relaxation.bound is not None:
             self.prove(scope, relaxation.bound, Basis.COUNTED)
@@ -100,14 +106,14 @@ class CheckmateSearch(StagedSearch[CheckmateOptions]):
         return relaxation
 
     def _worthwhile(self, choices: StagedChoices, relaxation: StagedRelaxation) -> StagedChoices:
-        """Leave out the choices that are proven to make every plan worse than the best."""
+        """Drop choices that are proven to make every plan worse than the best."""
         least_time = self.plans.least_time
         if least_time is None or relaxation.bound_if_run is None:
             return choices
         return choices.only((relaxation.bound_if_run < least_time).astype(np.bool_))
 
     def _prove(self, choices: StagedChoices, scope: Scope, *, limited: bool) -> None:
-        """Search all that may still be better."""
+        """Solve the program for a better plan, and prove its bound."""
         outcome = self._solve(self._model(choices, scope, limited), gap=self.options.gap, limited=limited)
         if outcome.status is Status.INFEASIBLE:
             self.prove_none_better(scope, Basis.ONE_SOLVER)
@@ -115,7 +121,7 @@ class CheckmateSearch(StagedSearch[CheckmateOptions]):
             self.prove(scope, outcome.bound, Basis.ONE_SOLVER)
 
     def _model(self, choices: StagedChoices, scope: Scope = Scope.PLANNER, limited: bool = True) -> StagedModel:
-        """Build a program, limited where plans have exceeded the budget within stages."""
+        """Build a program, limited where plans exceeded the budget within stages."""
         model = self.build(choices, in_any_sequence=scope is Scope.FIXED_ORDER)
         if limited:
             for stage, op in sorted(self.excess):
@@ -124,12 +130,12 @@ class CheckmateSearch(StagedSearch[CheckmateOptions]):
         return model
 
     def _solve(self, model: StagedModel, *, gap: float, share: float = 1.0, limited: bool = True) -> MipOutcome:
-        """Solve a program, and judge what it finds.
+        """Solve a program, and judge its solutions.
 
         Args:
             model: the program.
-            gap: how closely it is solved.
-            share: of the time left, which this may take.
+            gap: gap to which the program is solved.
+            share: share of the remaining time that the solver may take.
             limited: solve again with further limits on memory within stages, until its plan fits.
         """
         limits = self.limits.part(share)
@@ -164,14 +170,14 @@ _TOLERANCE = 1e-6
 
 
 class RoundingSearch(StagedSearch[RoundingOptions]):
-    """A search for staged plans close to the relaxation, which is solved for some budgets.
+    """A search for staged plans close to the relaxation.
 
-    Source: Jain et al. 2020, section 5 (two-phase rounding): S, the retentions, is rounded first; R follows as the
-    least recomputation for it. Repair is not in the paper.
+    Source: Jain et al. 2020, section 5 (two-phase rounding): the relaxation is solved for some budgets; S, the
+    retentions, is rounded first; R follows as the least recomputation for S. Repair is not in the paper.
     """
 
     def run(self) -> PlanResult:
-        """Solve a relaxation for each allowance, and round it, as long as there is time.
+        """Solve and round a relaxation for each allowance.
 
         Raises:
             PlannerRefuses: the program is too large.
@@ -180,7 +186,7 @@ class RoundingSearch(StagedSearch[RoundingOptions]):
         if self.is_over:
             return self.result()
         self.check_size()
-        # Without an allowance first: that gives the bound.
+        # The first relaxation has no allowance, so that it gives the bound.
         for share in dict.fromkeys((0.0, allowance, allowance / 2)):
             if not self.is_over:
                 self._relax_and_round(share)
@@ -204,7 +210,7 @@ class RoundingSearch(StagedSearch[RoundingOptions]):
                 self.repair.improve(plan, self.options.repairs)
 
     def _roundings(self, held: Floats) -> Iterator[Bools]:
-        """Yield what is held, [T, N + 1], rounded in one way after the other."""
+        """Yield roundings of `held`, each as [T, N + 1] bool."""
         chance = np.random.default_rng(self.options.seed)
         surely = held >= 1 - _TOLERANCE
         for _ in range(self.options.samples):

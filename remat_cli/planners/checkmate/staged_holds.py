@@ -12,11 +12,11 @@ from remat_cli.planners.shared.stages import Stages
 
 
 def reads(stages: Stages, runs: Bools) -> Bools:
-    """Return [T, N + 1] which tensors are read in which stage.
+    """Return [T, N + 1] whether each tensor is read in each stage.
 
     Args:
         stages: the graph in its order.
-        runs: [N, N + 1] what is recomputed in which stage.
+        runs: [N, N + 1] whether each op is recomputed in each stage.
     """
     is_read = first_reads(stages)
     inside = stages.read_stage < len(stages)
@@ -26,40 +26,47 @@ def reads(stages: Stages, runs: Bools) -> Bools:
 
 
 def first_reads(stages: Stages) -> Bools:
-    """Return [T, N + 1] what the op that each stage runs for the first time reads; at the end, the outputs."""
+    """Return [T, N + 1] the tensors that each stage's own op reads.
+
+    At the end, these are the outputs.
+    """
     is_read = np.zeros((len(stages.bytes), len(stages) + 1), dtype=np.bool_)
     is_read[stages.read_tensor, stages.read_stage] = True
     return is_read
 
 
 def least_holds(stages: Stages, runs: Bools) -> Bools:
-    """Return [T, N + 1] what must be held from before each stage by a plan that recomputes `runs`."""
-    made_at = stages.made_at
-    is_remade = runs[made_at]
-    holds = reads(stages, runs) & ~is_remade & (np.arange(len(stages) + 1) > made_at[:, None])
+    """Return [T, N + 1] the least retentions of a plan that recomputes `runs`.
+
+    A tensor counts as held from before the stage.
+    """
+    produced_at = stages.produced_at
+    is_remade = runs[produced_at]
+    holds = reads(stages, runs) & ~is_remade & (np.arange(len(stages) + 1) > produced_at[:, None])
     for stage in range(len(stages) - 1, -1, -1):
-        holds[:, stage] |= holds[:, stage + 1] & ~is_remade[:, stage] & (made_at < stage)
+        holds[:, stage] |= holds[:, stage + 1] & ~is_remade[:, stage] & (produced_at < stage)
     return holds
 
 
 def least_runs(stages: Stages, holds: Bools) -> Bools:
-    """Return [N, N + 1] the least that must be recomputed by a plan that holds `holds`, whatever memory that takes.
+    """Return [N, N + 1] the least recomputations of a plan that holds `holds`.
 
-    What cannot be recomputed is held from its making on instead. Source: Jain et al. 2020, section 5.
+    Memory does not count. A tensor that cannot be recomputed is held from its production on. Source: Jain et al. 2020,
+    section 5.
     """
     holds = holds.copy()
     runs = np.zeros((len(stages), len(stages) + 1), dtype=np.bool_)
-    made_at, recomputable = stages.made_at.tolist(), stages.recomputable.tolist()
+    produced_at, recomputable = stages.produced_at.tolist(), stages.recomputable.tolist()
     own = [stages.inputs[op].tolist() for op in range(len(stages))]
     own.append(stages.read_tensor[stages.read_stage == len(stages)].tolist())
     for stage in range(len(stages), -1, -1):
         needed: list[int] = list(own[stage])
         if stage < len(stages):
-            needed += np.flatnonzero(holds[:, stage + 1] & (stages.made_at < stage)).tolist()
+            needed += np.flatnonzero(holds[:, stage + 1] & (stages.produced_at < stage)).tolist()
         missing = [tensor for tensor in needed if not holds[tensor, stage]]
         while missing:
             tensor = missing.pop()
-            op = made_at[tensor]
+            op = produced_at[tensor]
             if not recomputable[op]:
                 holds[tensor, op + 1 : stage + 1] = True
             elif not runs[op, stage]:
@@ -69,13 +76,15 @@ def least_runs(stages: Stages, holds: Bools) -> Bools:
 
 
 def gap(stages: Stages, holds: Bools, is_read: Bools, tensor: int, stage: int) -> tuple[int, int]:
-    """Return the first and the last stage from before which a tensor is held, over a stage's end, for its next reader.
+    """Return the stages around a stage's end between which a tensor is held.
+
+    The tensor is held from before the first stage until its next reader in the last stage.
 
     Args:
         stages: the graph in its order.
-        holds: [T, N + 1] what is held.
-        is_read: [T, N + 1] what is read in which stage.
-        tensor: held from before the stage after this one.
+        holds: [T, N + 1] whether each tensor is held.
+        is_read: [T, N + 1] whether each tensor is read in each stage.
+        tensor: a tensor held from before the stage after `stage`.
         stage: 0 to N - 1.
     """
     first = stage + 1
@@ -86,7 +95,10 @@ def gap(stages: Stages, holds: Bools, is_read: Bools, tensor: int, stage: int) -
 
 
 def rerun_time(stages: Stages, holds: Bools, runs: Bools, op: int, stage: int) -> int | None:
-    """Return the time of recomputing an op in a stage, with its missing inputs; None if that is not possible."""
+    """Return the time of recomputing an op and its missing inputs in a stage.
+
+    None if that is impossible.
+    """
     time = 0
     waiting, seen = [op], {op}
     while waiting:
@@ -97,7 +109,7 @@ def rerun_time(stages: Stages, holds: Bools, runs: Bools, op: int, stage: int) -
             return None
         time += int(stages.time[op])
         missing: Ints = stages.inputs[op]
-        makers = set(stages.made_at[missing[~holds[missing, stage]]].tolist()) - seen
+        makers = set(stages.produced_at[missing[~holds[missing, stage]]].tolist()) - seen
         waiting += makers
         seen |= makers
     return time

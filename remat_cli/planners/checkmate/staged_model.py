@@ -1,11 +1,12 @@
-"""Checkmate's integer program over staged plans, written sparsely and with memory counted exactly.
+"""Checkmate's integer program, sparse and with exact memory.
 
 Source: Jain et al. 2020, sections 4.1 to 4.7. The variables R (op i is recomputed in stage t) and S (a tensor is held
-from before stage t) are the paper's, over tensors, as an op may make several. FREE and U are not: whether a tensor is
-in memory while an op runs comes down, in staged plans, to three cases that are linear in R and S.
+from before stage t) are the paper's, but over tensors, because an op may have several outputs. FREE and U are not
+needed: whether a tensor is in memory while an op runs comes down, in staged plans, to three cases that are linear in R
+and S.
 
-- It is made at or before that op's turn in the stage, or held from before: it is alive if it is needed from that turn
-  on, by an op of the stage or by a later stage (`_needed`).
+- It is produced at or before that op's turn in the stage, or held from before: it is alive if it is needed from that
+  turn on, by an op of the stage or by a later stage (`_needed`).
 - Its own turn comes later in the stage: it is alive if it is held from before.
 - It is an output of the op: it is alive while the op runs, needed or not.
 
@@ -38,13 +39,14 @@ from remat_cli.planners.shared.numbering import Bools, Ints
 
 @dataclass(frozen=True, eq=False)
 class StagedRelaxation:
-    """The result of solving the relaxation of the program.
+    """The result of solving the program's relaxation.
 
     Attributes:
-        status: optimal, infeasible, or unknown where time ran out.
+        status: optimal, infeasible, or unknown if time ran out.
         held: [T, N + 1] the fraction of each tensor held from before each stage; None without a solution.
-        bound: no solution takes less extra time; None without a solution.
-        bound_if_run: [N, N + 1] no solution that recomputes this takes less, as object array of int; None without one.
+        bound: lower bound on the extra time; None without a solution.
+        bound_if_run: [N, N + 1] lower bound on the extra time of solutions with this recomputation, as object array of
+            int; None without a solution.
     """
 
     status: Status
@@ -54,20 +56,22 @@ class StagedRelaxation:
 
 
 class StagedModel:
-    """The program over some choices; its cost is the extra time.
+    """The program over some choices, with extra time as cost.
 
     Attributes:
-        choices: what is decided.
-        in_any_sequence: limits on memory within stages are those that hold in whatever sequence a stage recomputes.
+        choices: the choices to decide on.
+        in_any_sequence: whether limits on memory within stages must hold for every sequence of a stage's
+            recomputations.
     """
 
     def __init__(self, choices: StagedChoices, *, in_any_sequence: bool = False, may_exceed: bool = False) -> None:
         """Write the program, without limits on memory within stages.
 
         Args:
-            choices: what is decided.
+            choices: the choices to decide on.
             in_any_sequence: as in the attributes.
-            may_exceed: the only cost is 1 for exceeding the memory: 0 where there is a plan.
+            may_exceed: let solutions exceed the memory at a cost of 1, the only cost: the optimum is 0 if there is a
+                plan.
         """
         self.choices = choices
         self.in_any_sequence = in_any_sequence
@@ -76,14 +80,14 @@ class StagedModel:
         self._variables = StagedVariables(choices)
         self._hold, self._run = self._variables.hold, self._variables.run
         stages = choices.stages
-        # Sizes are counted in their largest common unit; the rest of the room is of no use.
+        # Sizes are counted in their largest common unit; the rest of the room is useless.
         sizes = np.concatenate([stages.bytes, stages.workspace, stages.shared_bytes])
         self._byte_unit = max(1, int(np.gcd.reduce(sizes)))
         self._bytes: Ints = stages.bytes // self._byte_unit
         self._room = choices.room // self._byte_unit
         times = stages.time[self._variables.run_op]
         self._time_unit = max(1, int(np.gcd.reduce(times)))
-        # Derived variables by their meaning; and how their values follow, in the order in which they were made.
+        # Derived variables by meaning; and the rules for their values, in the order of creation.
         self._derived: dict[tuple[int, ...], int] = {}
         self._definitions: list[tuple[int, Callable[[int, int], int], int, int]] = []
         self._memory_rows: dict[tuple[int, int], tuple[dict[int, int], int]] = {}
@@ -103,7 +107,7 @@ class StagedModel:
         return self._program.size
 
     def runs(self, values: Ints) -> Bools:
-        """Return [N, N + 1] what a solution recomputes in which stage."""
+        """Return [N, N + 1] the recomputations of a solution."""
         return self._variables.runs(values)
 
     def solve(
@@ -115,17 +119,17 @@ class StagedModel:
         known: Bools | None = None,
         on_solution: Callable[[Ints], None] = lambda values: None,
     ) -> MipOutcome:
-        """Search for the recomputations of the least time, which the outcome's bound counts.
+        """Search for the recomputations of least time.
 
         Args:
-            solver: one that is installed.
-            limits: where the search stops.
-            gap: it also ends where a solution is within this share of the bound.
-            known: [N, N + 1] recomputations of a plan that fits, to start from if the choices leave room for it.
-            on_solution: is told each better solution.
+            solver: an installed solver.
+            limits: limits of the search.
+            gap: share of the bound within which a solution ends the search.
+            known: [N, N + 1] recomputations of a plan that fits, to start from if the choices admit it.
+            on_solution: receives each better solution.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the search was stopped, and every solution found until then was handed over.
+            KeyboardInterrupt: Ctrl-C; the search was stopped after passing on every solution found until then.
         """
         if self._is_contradictory:
             return MipOutcome(Status.INFEASIBLE)
@@ -152,13 +156,15 @@ class StagedModel:
         return StagedRelaxation(relaxation.status, held[self._hold], relaxation.bound * self._time_unit, bound_if_run)
 
     def limit_memory(self, stage: int, op: int, values: Ints | None = None) -> bool:
-        """Limit the memory while an op runs in a stage; return whether the program changed.
+        """Limit the memory while an op runs in a stage.
+
+        Returns whether the program changed.
 
         Args:
             stage: 0 to N.
-            op: one that may be recomputed there, or that the stage runs for the first time.
-            values: a solution; if it breaks the limit that the program has already, by the solver's tolerance, a row of
-                small numbers forbids it.
+            op: an op that may be recomputed there, or that the stage runs for the first time.
+            values: a solution; if it breaks an existing limit by the solver's tolerance, a row of small numbers forbids
+                it.
         """
         if (stage, op) not in self._memory_rows:
             self._limit_rerun(stage, op)
@@ -166,7 +172,7 @@ class StagedModel:
         return values is not None and self._forbid_cover(*self._memory_rows[stage, op], values)
 
     def _start(self, runs: Bools) -> Ints | None:
-        """Return the solution that recomputes this; None where there is none."""
+        """Return the solution with these recomputations, or None."""
         decided = self._variables.values(runs)
         if decided is None:
             return None
@@ -177,30 +183,36 @@ class StagedModel:
         return values
 
     def _add_supplies(self) -> None:
-        """Add: a tensor that is read is held, or recomputed in the same stage."""
+        """Add the constraint that a read tensor is held or recomputed in the stage."""
         stages = self.choices.stages
-        made_at = stages.made_at
+        produced_at = stages.produced_at
         tensor, stage = stages.read_tensor, stages.read_stage
-        self._add(np.stack([self._hold[tensor, stage], self._run[made_at[tensor], stage]], axis=1), (1, 1), 1)
+        self._add(np.stack([self._hold[tensor, stage], self._run[produced_at[tensor], stage]], axis=1), (1, 1), 1)
         which, tensor = stages.inputs.expand(self._variables.run_op)
         op, stage = self._variables.run_op[which], self._variables.run_stage[which]
-        columns = (self._run[op, stage], self._hold[tensor, stage], self._run[made_at[tensor], stage])
+        columns = (self._run[op, stage], self._hold[tensor, stage], self._run[produced_at[tensor], stage])
         self._add(np.stack(columns, axis=1), (-1, 1, 1), 0)
 
     def _add_continuity(self) -> None:
-        """Add: a tensor held after a stage was held before it, or recomputed in it; in passing stages vice versa."""
-        made_at = self.choices.stages.made_at
+        """Add the constraint that a tensor held after a stage comes from somewhere.
+
+        It was held before the stage, or recomputed in the stage. In passing stages the converse holds, too.
+        """
+        produced_at = self.choices.stages.produced_at
         is_held = self._hold != NEVER
         tensor, stage = np.nonzero(self._variables.is_split & is_held[:, :-1] & is_held[:, 1:])
         before, after = self._hold[tensor, stage], self._hold[tensor, stage + 1]
-        remade = self._run[made_at[tensor], stage]
+        remade = self._run[produced_at[tensor], stage]
         self._add(np.stack([before, remade, after], axis=1), (1, 1, -1), 0)
         kept = self.choices.is_passing[stage]
         for there in (before, remade):
             self._add(np.stack([after, there], axis=1)[kept], (1, -1), 0)
 
     def _limit_first_run(self, stage: int) -> None:
-        """Limit the memory while a stage's own op runs: what it reads and makes, and what is held after it."""
+        """Limit the memory while a stage's own op runs.
+
+        The op's inputs and outputs count, and the tensors held after the stage.
+        """
         stages = self.choices.stages
         weights = self._bytes.copy()
         own = np.concatenate([stages.inputs[stage], stages.outputs[stage]])
@@ -229,7 +241,7 @@ class StagedModel:
             elif variable != NEVER and size:
                 terms[variable] = terms.get(variable, 0) + size
 
-        for tensor in range(int(np.searchsorted(stages.made_at, stage))):
+        for tensor in range(int(np.searchsorted(stages.produced_at, stage))):
             count(self._is_there(stage, op, tensor), int(self._bytes[tensor]))
         count(int(self._run[op, stage]), int(stages.workspace[op]) // self._byte_unit)
         saved = int(stages.shared_bytes[op]) // self._byte_unit
@@ -238,20 +250,26 @@ class StagedModel:
         self._limit(stage, op, terms, self._room - constant)
 
     def _is_there(self, stage: int, op: int, tensor: int) -> int:
-        """Return the variable "the tensor is in memory while an op is recomputed in a stage"."""
+        """Return the variable for a tensor being in memory during a rerun.
+
+        The rerun is that of `op` in the stage.
+        """
         stages = self.choices.stages
         if self.in_any_sequence:
             needed = self._all_along(stage, tensor)
             touched = tensor in stages.inputs[op] or tensor in stages.outputs[op]
-        elif stages.made_at[tensor] > op:
+        elif stages.produced_at[tensor] > op:
             return int(self._hold[tensor, stage])
         else:
             needed = self._needed(stage, tensor, op)
-            touched = bool(stages.made_at[tensor] == op)
+            touched = bool(stages.produced_at[tensor] == op)
         return self._run_or(stage, op, tensor, needed) if touched else needed
 
     def _needed(self, stage: int, tensor: int, turn: int) -> int:
-        """Return the variable "the stage, from an op's turn on, or a later one needs the tensor"."""
+        """Return the variable for a tensor being needed from an op's turn on.
+
+        The stage or a later one may need the tensor.
+        """
         choices = self.choices
         if choices.is_read[tensor, stage]:
             return ALWAYS
@@ -264,15 +282,21 @@ class StagedModel:
         return self._run_or(stage, reader, tensor, self._needed(stage, tensor, reader + 1))
 
     def _needed_after(self, stage: int, tensor: int) -> int:
-        """Return the variable "a stage ends with the tensor in memory, for its own op or for later ones"."""
+        """Return the variable for a tensor being in memory at a stage's end.
+
+        The stage's own op or later stages need the tensor.
+        """
         if self.choices.is_read[tensor, stage]:
             return ALWAYS
         return int(self._hold[tensor, stage + 1]) if stage < len(self.choices.stages) else NEVER
 
     def _all_along(self, stage: int, tensor: int) -> int:
-        """Return the variable "the tensor is in memory throughout a stage": needed after it, and not recomputed."""
+        """Return the variable for a tensor being in memory throughout a stage.
+
+        It is needed after the stage, and not recomputed in the stage.
+        """
         needed = self._needed_after(stage, tensor)
-        remade = int(self._run[self.choices.stages.made_at[tensor], stage])
+        remade = int(self._run[self.choices.stages.produced_at[tensor], stage])
         if NEVER in (needed, remade):
             return needed
         key = (stage, tensor)
@@ -282,7 +306,10 @@ class StagedModel:
         return self._derived[key]
 
     def _run_or(self, stage: int, op: int, tensor: int, other: int) -> int:
-        """Return the variable "an op is recomputed in a stage, or another variable is 1", on behalf of a tensor."""
+        """Return the variable "op recomputed in the stage, or `other`".
+
+        The key includes the tensor on whose behalf this is asked.
+        """
         if other == ALWAYS:
             return ALWAYS
         key = (stage, op, tensor)
@@ -294,7 +321,10 @@ class StagedModel:
         return self._derived[key]
 
     def _works_in_place(self, stage: int, op: int) -> int:
-        """Return a variable that is 1 only if an op is recomputed in a stage and its input is not needed afterwards."""
+        """Return a variable that is 1 only if the op can work in place.
+
+        The op is recomputed in the stage, and its input is not needed afterwards.
+        """
         shared, run = int(self.choices.stages.shared_input[op]), int(self._run[op, stage])
         needed = self._all_along(stage, shared) if self.in_any_sequence else self._needed(stage, shared, op + 1)
         variable = self._derive((stage, op, shared, 1), _but_not, run, needed)
@@ -317,9 +347,10 @@ class StagedModel:
             self._add_row({variable: -size for variable, size in terms.items()}, -room)
 
     def _forbid_cover(self, terms: dict[int, int], room: int, values: Ints) -> bool:
-        """Add a cover inequality: of some literals that are all 1 and together exceed the limit, one has to be 0.
+        """Add a cover inequality against a solution that exceeds the limit.
 
-        Returns whether the solution exceeds the limit.
+        Some literals are all 1 and together exceed the limit: one of these must be 0. Returns whether the solution
+        exceeds the limit.
         """
         if sum(size for variable, size in terms.items() if values[variable]) <= room:
             return False
@@ -339,7 +370,10 @@ class StagedModel:
         return True
 
     def _add(self, columns: Ints, coefficients: tuple[int, ...], at_least: int) -> None:
-        """Add the rows sum(coefficient * column) >= at_least that something can break."""
+        """Add the rows sum(coefficient * column) >= at_least.
+
+        Rows that no solution can break are left out.
+        """
         factors = np.array(coefficients)
         needed = at_least - (columns == ALWAYS) @ factors
         is_entry = columns >= 0

@@ -1,4 +1,4 @@
-"""Staged plans as sequences: their costs, where they exceed the budget, and their repair, one tensor at a time."""
+"""Staged plans as sequences: costs, excess memory and repair."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from remat_cli.planners.shared.stages import Stages
 
 @dataclass(frozen=True, eq=False)
 class StagedPlan:
-    """A plan, measured.
+    """A staged plan with its measured costs.
 
     Attributes:
-        runs: [N, N + 1] what is recomputed in which stage.
-        plan: what it costs.
-        extra_time: beyond that of the plain run.
-        excess: the runs while which memory is above the budget, as (stage, op), and by how many bytes.
+        runs: [N, N + 1] whether each op is recomputed in each stage.
+        plan: the plan with its costs.
+        extra_time: time beyond that of the plain run.
+        excess: bytes above the budget during each run that exceeds it, by (stage, op).
     """
 
     runs: Bools
@@ -34,11 +34,11 @@ class StagedPlan:
 
 
 class StagedPlans:
-    """Turns recomputations into plans, and keeps the recomputations of the best.
+    """Turns recomputations into plans, and keeps the best.
 
     Attributes:
-        incumbent: the best plans.
-        best: the plan of least time that fits; None before one was found.
+        incumbent: keeps the best plan.
+        best: the plan of least time that fits; None before there is one.
         closest: the plan of the smallest peak.
     """
 
@@ -52,18 +52,21 @@ class StagedPlans:
 
     @property
     def least_time(self) -> int | None:
-        """Extra time of the best plan; None before one was found."""
+        """Extra time of the best plan; None before there is one."""
         return None if self.best is None else self.best.extra_time
 
     def judge(self, runs: Bools) -> StagedPlan:
-        """Measure the plan that recomputes `runs`, without useless reruns, and keep it if it is better."""
+        """Measure the plan that recomputes `runs`, and keep it if better.
+
+        Useless reruns are dropped.
+        """
         plan = self._measure(runs)
         self._keep(plan)
         return plan
 
     def _measure(self, runs: Bools) -> StagedPlan:
         sequence = RematSequence.of_stages(self._stages, *np.nonzero(runs)).without_useless_reruns()
-        # Stages are those of the input order: the number of an op is that of its stage.
+        # Stages follow the input order: an op has the number of its stage.
         op, stage = sequence.ops, np.cumsum(~sequence.is_rerun, dtype=np.int64) - ~sequence.is_rerun
         again = np.zeros_like(runs)
         again[op, stage] = sequence.is_rerun
@@ -82,7 +85,7 @@ class StagedPlans:
 
 
 class StagedRepair:
-    """Changes plans one step after the other, as long as there is time."""
+    """Changes plans step by step, as long as there is time."""
 
     def __init__(self, stages: Stages, plans: StagedPlans, limits: Limits) -> None:
         self._stages = stages
@@ -90,13 +93,16 @@ class StagedRepair:
         self._limits = limits
 
     def improve(self, plan: StagedPlan, changes: int) -> None:
-        """Make a plan fit, then faster; what comes out is among the plans."""
+        """Make a plan fit, then faster; the plans on the way are judged."""
         plan = self._fitted(plan, changes)
         if not plan.excess:
             self._thin_out(plan)
 
     def _fitted(self, plan: StagedPlan, changes: int) -> StagedPlan:
-        """Drop one tensor after the other where memory is shortest, until the plan fits or nothing is left to drop."""
+        """Drop tensors where memory is shortest until the plan fits.
+
+        The plan stays unfit if no tensor is left to drop.
+        """
         for _ in range(changes):
             holds = least_holds(self._stages, plan.runs)
             if not plan.excess or self._limits.is_over or not self._drop_cheapest(plan, holds):
@@ -105,7 +111,10 @@ class StagedRepair:
         return plan
 
     def _thin_out(self, plan: StagedPlan) -> None:
-        """Leave out recomputations, the dearest first, as long as the plan fits: their outputs are held instead."""
+        """Drop recomputations, dearest first, as long as the plan fits.
+
+        Their outputs are held instead.
+        """
         op, stage = np.nonzero(plan.runs)
         for each in np.argsort(-self._stages.time[op], kind="stable").tolist():
             if self._limits.is_over:
@@ -116,9 +125,9 @@ class StagedRepair:
                 plan = without
 
     def _drop_cheapest(self, plan: StagedPlan, holds: Bools) -> bool:
-        """Drop from `holds` a tensor alive where memory is shortest, for the least time per byte relieved.
+        """Drop the cheapest tensor from `holds` where memory is shortest.
 
-        Returns whether there is one.
+        The cost is time per byte relieved. Returns whether there was such a tensor.
         """
         stages = self._stages
         (stage, op), _ = max(plan.excess.items(), key=lambda item: (item[1], item[0]))
@@ -129,7 +138,7 @@ class StagedRepair:
         best: tuple[float, int, int, int] | None = None
         for tensor in self._idle(plan.runs, holds, stage, op):
             first, last = gap(stages, holds, is_read, tensor, stage)
-            time = rerun_time(stages, holds, plan.runs, int(stages.made_at[tensor]), last)
+            time = rerun_time(stages, holds, plan.runs, int(stages.produced_at[tensor]), last)
             if time is not None:
                 relief = int(np.minimum(over[min(first, stage) : last], stages.bytes[tensor]).sum())
                 best = min(best or (np.inf, 0, 0, 0), (time / relief, tensor, first, last))
@@ -140,11 +149,11 @@ class StagedRepair:
         return True
 
     def _idle(self, runs: Bools, holds: Bools, stage: int, op: int) -> list[int]:
-        """Return the tensors that are in memory while an op runs in a stage, only for later stages."""
+        """Return the tensors in memory during a run that only later stages need."""
         stages = self._stages
         if stage == len(stages):
             return []
-        is_made = runs[stages.made_at, stage] & (stages.made_at <= op)
+        is_made = runs[stages.produced_at, stage] & (stages.produced_at <= op)
         is_idle = holds[:, stage + 1] & (holds[:, stage] | is_made)
         for turn in (*(np.flatnonzero(runs[op:, stage]) + op).tolist(), stage):
             is_idle[stages.inputs[turn]] = False

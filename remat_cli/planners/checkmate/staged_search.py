@@ -1,4 +1,4 @@
-"""Searches for staged plans: what both planners share."""
+"""The base of both searches for staged plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.stages import Stages
 from remat_cli.units import format_bytes
 
-# A program that takes more memory than this is built only by force.
+# A program that takes more memory is built only by force.
 _MEMORY_LIMIT = 6 * 2**30
 
 
@@ -30,19 +30,19 @@ class StagedSearch(Generic[Options]):
 
     Attributes:
         stages: the graph in its input order.
-        limits: where the search stops.
-        incumbent: the best plan, and what is proven.
-        plans: what the plans found so far recompute.
-        repair: makes more of a plan.
+        limits: limits of the search.
+        incumbent: keeps the best plan and the bounds.
+        plans: recomputations of the plans found so far.
+        repair: makes plans fit, and faster.
         excess: the runs, as (stage, op), that exceeded the budget in some plan.
-        stats: counted work.
+        stats: counts of work.
     """
 
     def __init__(self, problem: Problem, options: Options, observe: Observer) -> None:
-        """Lay out the problem and start the clock.
+        """Lay out the problem, and start the clock.
 
         Raises:
-            UsageError: the solver that the options ask for is not installed.
+            UsageError: the solver in the options is not installed.
         """
         self.solver = installed_solver(options.solver)
         self.options = options
@@ -59,11 +59,11 @@ class StagedSearch(Generic[Options]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up, or nothing is left to search: the best plan is proven to be, or that none fits."""
+        """Whether the time is up, or the result is proven."""
         return self.incumbent.is_settled or self.limits.is_over
 
     def choices(self, depth: int | None = None, allowance: float = 0.0) -> StagedChoices:
-        """Return the choices that can lead to a better plan than the best so far.
+        """Return the choices that can lead to a plan better than the best.
 
         Args:
             depth: as in `StagedChoices.of`.
@@ -76,7 +76,7 @@ class StagedSearch(Generic[Options]):
         """Check that the whole program can be built.
 
         Raises:
-            PlannerRefuses: it takes too much memory, and the options do not force it.
+            PlannerRefuses: the program takes too much memory, and the options do not force it.
         """
         size = largest_size(self.stages)
         if size.memory_bytes > _MEMORY_LIMIT and not self.options.force:
@@ -94,34 +94,44 @@ class StagedSearch(Generic[Options]):
         return model
 
     def prove(self, scope: Scope, extra_time: int, basis: Basis) -> None:
-        """Note that no plan in scope takes less extra time, or less than the best plan takes."""
+        """Record a bound on the extra time of plans in a scope.
+
+        The bound is at most the extra time of the best plan.
+        """
         if self.plans.best is not None:
             extra_time = min(extra_time, self.plans.best.extra_time)
         if extra_time > 0:
             self.incumbent.prove(self._plain_time + extra_time, scope, basis)
 
     def prove_none_better(self, scope: Scope, basis: Basis) -> None:
-        """Note that no plan in scope is better than the best one; that none fits, where there is none."""
+        """Record that no plan in scope beats the best.
+
+        Without a best plan, record that none fits.
+        """
         if self.plans.best is None:
             self.incumbent.prove_that_none_fits(scope, _IMPOSSIBLE, basis)
         else:
             self.prove(scope, self.plans.best.extra_time, basis)
 
     def prove_that_none_fits(self) -> None:
-        """Prove in whole numbers a solver's claim that the relaxation has no solution.
+        """Prove in whole numbers that the relaxation has no solution.
 
-        Allowed to exceed the memory at a cost, it has one; a lower bound above 0 on that cost is the proof.
+        The solver has claimed so. The proof makes memory soft: a lower bound above 0 on the cost of exceeding it shows
+        that nothing fits.
         """
         model = self.build(self.choices().connected(), in_any_sequence=True, may_exceed=True)
         if model.relax(self.solver, self.limits).bound:
             self.prove_none_better(Scope.FIXED_ORDER, Basis.COUNTED)
 
     def result(self, reason: str = "no plan that fits was found in the time limit") -> PlanResult:
-        """Return what was found and proven; `reason` says why there is no plan, if nothing is proven."""
+        """Return plans and bounds; `reason` explains a missing plan."""
         return self.incumbent.result(reason, self.stats)
 
     def _affordable(self) -> Bools:
-        """[N] ops of which one recomputation takes less time than all recomputations of the best plan."""
+        """[N] ops whose recomputation takes less time than the best plan's.
+
+        That is the time of all its recomputations together.
+        """
         least_time = self.plans.least_time
         recomputable = self.stages.recomputable
         return recomputable if least_time is None else recomputable & (self.stages.time < least_time)

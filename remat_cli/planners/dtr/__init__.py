@@ -1,1 +1,1 @@
-"""Greedy eviction for any graph (Kirisame et al. 2021, Dynamic Tensor Rematerialization)."""
+"""Greedy eviction for any graph (Kirisame et al. 2021, DTR)."""

@@ -1,8 +1,8 @@
-"""Costs of bringing an evicted tensor back: the numerators of DTR's heuristics.
+"""Costs of recomputing evicted tensors: the numerators of DTR's heuristics.
 
-A tensor is *lost* while it is evicted and may be needed again. Recomputing it includes recomputing the lost tensors
-that it is made from, and is part of recomputing those made from it. Each class below counts these costs in its own way;
-all keep one value for each tensor, and are told of every tensor that is lost or found.
+A tensor is *lost* while it is evicted and may be needed again. Its recomputation includes that of its lost sources, and
+is part of that of tensors computed from it. Each class below counts these costs in its own way; all keep a value for
+each tensor, and receive every tensor that is lost or found.
 
 Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, sections 2 and 4.1 and appendix C.
 """
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 Neighbours = Sequence[Sequence[int]]
 
-# A value is raised at least this many times before another tensor gets its turn.
+# The factor by which a value is raised, at least, before another tensor gets its turn.
 _RAISE = 4
-# If more neighbourhoods than this became cheaper, it is quicker to reset all values than to find these.
+# If more neighbourhoods than this became cheaper, resetting all values is faster than finding these.
 _MOST_RESET = 100
 
 
 class EvictionCosts:
-    """A cost of each tensor that does not change: that of its own op, or 1.
+    """Constant costs of tensors: that of the own op, or 1.
 
     Attributes:
         values: [T] float64.
@@ -47,10 +47,10 @@ class EvictionCosts:
 
 
 class NeighbourhoodCosts(EvictionCosts):
-    """Own cost and that of lost tensors around.
+    """The cost of a tensor's op and of lost tensors in its neighbourhood.
 
-    Values are lower bounds until they are settled. The search for the least value needs few of them exactly; for most
-    it is enough that they are not the least. So a value is raised only to a multiple of what it was before.
+    Values are lower bounds until they are settled. The search for the least value needs few exact values: for most, a
+    bound above the least is enough. So a value is raised only to a multiple of its old value.
     """
 
     def __init__(self, own: NDArray[np.float64]) -> None:
@@ -59,7 +59,7 @@ class NeighbourhoodCosts(EvictionCosts):
         self._is_exact = bytearray(len(own))
 
     def lost(self, tensor: int) -> None:
-        """Take exact values for lower bounds: no neighbourhood becomes cheaper."""
+        """Treat exact values as lower bounds: no neighbourhood becomes cheaper."""
         del tensor
         self._doubt()
 
@@ -73,7 +73,10 @@ class NeighbourhoodCosts(EvictionCosts):
         self._is_exact = bytearray(len(self._own))
 
     def settle(self, tensor: int) -> bool:
-        """Raise the value of `tensor` to the exact one, or to a multiple; False if it is exact."""
+        """Raise the value of `tensor` towards the exact value.
+
+        It is raised to a multiple at most. False if it is exact already.
+        """
         if self._is_exact[tensor]:
             return False
         enough = _RAISE * self.values[tensor]
@@ -89,21 +92,26 @@ class NeighbourhoodCosts(EvictionCosts):
 
     @abstractmethod
     def _costs_around(self, tensor: int) -> Iterator[float]:
-        """Yield what adds to the cost of `tensor`."""
+        """Yield the costs of the neighbourhood of `tensor`."""
 
 
 class RegionCosts(NeighbourhoodCosts):
-    """The neighbourhood is all tensors that are reached through lost tensors only.
+    """Costs of all tensors reached through lost tensors only.
 
     Walking in both directions gives e* of h_DTR; walking only from a tensor to its sources gives that of MSPS.
     """
 
-    def __init__(self, own: NDArray[np.float64], ways: Sequence[Neighbours], ways_back: Sequence[Neighbours]) -> None:
-        """Take the costs of ops, the neighbours of each tensor in each direction that is walked, and the opposite."""
+    def __init__(
+        self, own: NDArray[np.float64], walks: Sequence[Neighbours], opposite_walks: Sequence[Neighbours]
+    ) -> None:
+        """Take the costs of ops, and neighbours by direction.
+
+        `walks` has the directions of the walks, `opposite_walks` their opposites.
+        """
         super().__init__(own)
         self._costs: list[float] = own.tolist()
-        self._ways = ways
-        self._ways_back = ways_back
+        self._walks = walks
+        self._opposite_walks = opposite_walks
         self._is_lost = bytearray(len(own))
 
     def lost(self, tensor: int) -> None:
@@ -112,10 +120,13 @@ class RegionCosts(NeighbourhoodCosts):
         self._is_lost[tensor] = True
 
     def found(self, tensor: int) -> None:
-        """Reset the values of the neighbourhoods that contained `tensor`; all values if these are many."""
+        """Reset the values of neighbourhoods that contained `tensor`.
+
+        All values are reset if these are many.
+        """
         self._is_lost[tensor] = False
         cheaper = []
-        for neighbours in self._ways_back:
+        for neighbours in self._opposite_walks:
             cheaper += list(islice(self._reached(tensor, neighbours), _MOST_RESET))
             if len(cheaper) >= _MOST_RESET:
                 super().found(tensor)
@@ -124,11 +135,11 @@ class RegionCosts(NeighbourhoodCosts):
         self.values[cheaper] = self._own[cheaper]
 
     def _costs_around(self, tensor: int) -> Iterator[float]:
-        for neighbours in self._ways:
+        for neighbours in self._walks:
             yield from (self._costs[near] for near in self._reached(tensor, neighbours) if self._is_lost[near])
 
     def _reached(self, tensor: int, neighbours: Neighbours) -> Iterator[int]:
-        """Yield the tensors that are reached from this one through lost ones."""
+        """Yield the tensors reached from `tensor` through lost tensors."""
         seen: set[int] = set()
         stack = [tensor]
         while stack:
@@ -141,19 +152,19 @@ class RegionCosts(NeighbourhoodCosts):
 
 
 class ClassCosts(NeighbourhoodCosts):
-    """The neighbourhood is all classes of lost tensors next to it: h_DTR^eq.
+    """Costs of all adjacent classes of lost tensors: h_DTR^eq.
 
     Lost neighbours are in one class. Classes are never split: a tensor that is found leaves its class, and tensors that
     were connected only through it stay in one class, so the cost is an overestimate.
     """
 
     def __init__(self, own: NDArray[np.float64], neighbours: Neighbours) -> None:
-        """Take the costs of ops, and what each tensor is made from and used for."""
+        """Take the costs of ops, and the sources and readers of tensors."""
         super().__init__(own)
         self._neighbours = neighbours
-        self._node: dict[int, int] = {}  # of each lost tensor: a new node each time, as the old one may hold others
+        self._node: dict[int, int] = {}  # node of each lost tensor: a new one each time, as the old one may hold others
         self._parent: list[int] = []  # union-find
-        self._cost: list[float] = []  # of the class, at its root
+        self._cost: list[float] = []  # cost of the class, at its root
 
     def lost(self, tensor: int) -> None:
         """Unite `tensor` and the classes around it."""
@@ -167,7 +178,7 @@ class ClassCosts(NeighbourhoodCosts):
             self._parent[root] = node
 
     def found(self, tensor: int) -> None:
-        """Take `tensor` out of its class."""
+        """Remove `tensor` from its class."""
         super().found(tensor)
         self._cost[self._root(self._node.pop(tensor))] -= self._own[tensor]
 

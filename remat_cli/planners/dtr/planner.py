@@ -1,4 +1,4 @@
-"""Dynamic Tensor Rematerialization as a planner that knows the whole graph."""
+"""Dynamic Tensor Rematerialization as a planner for whole graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class DTR:
-    """Runs the graph op by op, and evicts the tensor that seems to matter least whenever memory is short.
+    """Runs the graph, and evicts the least important tensor when memory is short.
 
     Evicted tensors are recomputed when an op needs them.
 
@@ -22,11 +22,11 @@ class DTR:
     Complexity: O(N T) for each run of N ops and T tensors; h_dtr, eq and msps more where evicted regions are large.
 
     Attributes:
-        heuristic: what decides who is evicted: msps, h_dtr, eq, local, size, lru, or all: each in turn, and the plan of
-            least time is kept.
-        candidates: how many memory sizes are tried for each heuristic, twice as many while no plan fits. Sizes may
-            exceed the budget: the plan made of a run frees tensors earlier than the run does.
-        limit: a run is given up when it takes this many times the time of the plain run, or this many times its ops.
+        heuristic: score that decides on evictions: msps, h_dtr, eq, local, size, lru, or all: each in turn, and the
+            plan of least time is kept.
+        candidates: number of memory sizes to try for each heuristic, twice as many while no plan fits. Sizes may exceed
+            the budget: the plan of a run frees tensors earlier than the run does.
+        limit: largest time and number of ops of a run, as multiples of the plain run's.
         time_limit: seconds; after it, no further run is begun, and a longer one is given up.
     """
 
@@ -40,7 +40,7 @@ class DTR:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy comes with it; the options must be readable without it.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.dtr.search import GreedySearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

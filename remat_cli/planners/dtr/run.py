@@ -1,9 +1,10 @@
-"""One run of a graph as in DTR's runtime: op after op; when memory is short, the least important tensor is evicted.
+"""One run of a graph as in DTR's runtime, with evictions.
 
-Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, section 2 and appendix C (the simulator), with
-eager eviction: a tensor is evicted right after its last reader, and recomputed if a recomputation needs it. The judge's
-rules are added: an op's workspace counts while it runs, ops work in place, some run only once, a graph output stays
-from its last reader on.
+Ops run one after the other; when memory is short, the least important tensor is evicted. Source: Kirisame et al.,
+Dynamic Tensor Rematerialization, ICLR 2021, section 2 and appendix C (the simulator), with eager eviction: a tensor is
+evicted right after its last reader, and recomputed if a recomputation needs it. This run adds the judge's rules: an
+op's workspace counts while it runs, ops work in place, some run only once, a graph output stays from its last reader
+on.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from remat_cli.planners.dtr.options import Heuristic
 
 _WITHOUT_AGE = (Heuristic.MSPS, Heuristic.SIZE)
 _WITHOUT_SIZE = (Heuristic.LRU,)
-# In place of no time since the last use, so that tensors of no cost still go first.
+# Replaces a time of 0 since the last use, so that tensors without cost still go first.
 _NO_TIME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Where a run is given up.
+    """The limits at which a run is given up.
 
     Attributes:
-        bytes: device memory that it may use by its own count, graph inputs and resident bytes left out.
-        time: most time of all runs of ops.
-        runs: most runs of ops.
-        deadline: `time.monotonic()` at which it ends.
+        bytes: device memory that the run may use by its own count, without graph inputs and resident bytes.
+        time: largest total time of the ops' runs.
+        runs: largest number of the ops' runs.
+        deadline: end of the run by `time.monotonic()`.
     """
 
     bytes: int
@@ -43,7 +44,7 @@ class RunLimits:
 
 
 class _GivenUp(Exception):
-    """Nothing is left to evict, or a limit is reached."""
+    """No tensor is left to evict, or a limit is reached."""
 
 
 class GreedyRun:
@@ -64,14 +65,14 @@ class GreedyRun:
 
         count = len(self._size)
         self._is_here = bytearray(count)
-        self._is_lost = bytearray(count)  # evicted, and may be needed again
+        self._is_lost = bytearray(count)  # evicted, and possibly needed again
         self._locks = [0] * count
         self._unread = [0] * count  # readers that have not run yet
         for row in self._inputs:
             for t in row:
                 self._unread[t] += 1
-        # An op is through when it will not run again: it may not, or its outputs will not be needed.
-        self._wanted_by = list(self._unread)  # readers that are not through
+        # An op is finished when it will not run again: it may not, or nothing needs its outputs.
+        self._wanted_by = list(self._unread)  # readers that are not finished
         self._wanted_outputs = [sum(self._wanted_by[t] > 0 for t in row) for row in self._outputs]
         self._has_run = bytearray(len(graph.ops))
 
@@ -86,7 +87,7 @@ class GreedyRun:
         self._per_byte = 1 / sizes
 
     def computes(self) -> list[int] | None:
-        """Return the numbers of the ops in the order in which they ran; None where the run was given up."""
+        """Return the ops in the order of their runs; None if given up."""
         try:
             for op in range(len(self._outputs)):
                 self._compute(op)
@@ -96,7 +97,7 @@ class GreedyRun:
         return self._order
 
     def _compute(self, op: int) -> None:
-        """Run `op`; before it, one after the other, the ops that recompute its missing inputs."""
+        """Run `op` after the ops that recompute its missing inputs."""
         stack = [(op, self._open(op))]
         while stack:
             op, missing = stack[-1]
@@ -110,7 +111,7 @@ class GreedyRun:
                 self._run(op)
 
     def _open(self, op: int) -> list[int]:
-        """Lock the inputs of `op` that are in memory, and return the missing ones, the last first."""
+        """Lock the inputs in memory; return the missing ones, last first."""
         inputs = self._inputs[op]
         self._last_access[inputs] = self._clock
         for t in inputs:
@@ -119,10 +120,10 @@ class GreedyRun:
         return [t for t in reversed(inputs) if not self._is_here[t]]
 
     def _run(self, op: int) -> None:
-        made = [t for t in self._outputs[op] if not self._is_here[t]]
-        new_bytes = sum(self._size[t] for t in made)
+        produced = [t for t in self._outputs[op] if not self._is_here[t]]
+        new_bytes = sum(self._size[t] for t in produced)
         taken = self._taken_over(op)
-        shared = 0 if taken is None else min(self._size[taken], self._size[made[0]])
+        shared = 0 if taken is None else min(self._size[taken], self._size[produced[0]])
         self._make_room(new_bytes + self._workspace[op] - shared)
         self._order.append(op)
         self._clock += self._time[op]
@@ -132,7 +133,7 @@ class GreedyRun:
             self._unlock(t)
         if taken is not None:
             self._evict(taken)
-        for t in made:
+        for t in produced:
             self._arrive(t)
 
     def _check_limits(self) -> None:
@@ -141,7 +142,10 @@ class GreedyRun:
             raise _GivenUp
 
     def _taken_over(self, op: int) -> int | None:
-        """Return the input whose storage the first output of `op` takes over: one that no other op waits for."""
+        """Return the input whose storage the first output takes over.
+
+        No other op may wait for that input. None if there is none.
+        """
         taken = self._inplace[op]
         if taken < 0 or self._producer[taken] < 0 or self._is_here[self._outputs[op][0]]:
             return None
@@ -155,7 +159,10 @@ class GreedyRun:
             self._evict(self._least())
 
     def _least(self) -> int:
-        """Return the tensor of the lowest score. Scores may be lower bounds until the lowest one is exact."""
+        """Return the tensor of lowest score.
+
+        Scores may be lower bounds until the lowest one is exact.
+        """
         if not self._can_go.any():
             raise _GivenUp
         scores = np.where(self._can_go, self._scores(slice(None)), np.inf)
@@ -200,12 +207,12 @@ class GreedyRun:
         self._can_go[tensor] = self._may_go(tensor)
 
     def _may_go(self, tensor: int) -> bool:
-        """Tell whether `tensor`, which is here, may be evicted to make room."""
+        """Tell whether `tensor`, which is in memory, may be evicted for space."""
         stays = self._locks[tensor] or not self._recomputable[self._producer[tensor]] or not self._size[tensor]
         return not stays and (self._unread[tensor] > 0 or not self._is_output[tensor])
 
     def _count_first_run(self, op: int) -> None:
-        """Count `op` among the readers that have run, and evict tensors that waited for it alone."""
+        """Record the first run of `op`, and evict tensors that waited only for `op`."""
         self._has_run[op] = True
         for t in self._inputs[op]:
             self._unread[t] -= 1
@@ -218,7 +225,10 @@ class GreedyRun:
                     self._evict(t)
 
     def _let_go(self, op: int) -> None:
-        """Free for good the tensors whose readers are all through; `op` is through from now on."""
+        """Free tensors for good whose readers are all finished.
+
+        `op` is finished from now on.
+        """
         through = [op]
         while through:
             for t in self._inputs[through.pop()]:
@@ -244,13 +254,13 @@ def _costs(graph: Graph, heuristic: Heuristic, inputs: Sequence[Sequence[int]]) 
         return EvictionCosts(np.ones_like(own))
     if heuristic is Heuristic.LOCAL:
         return EvictionCosts(own)
-    made_from: list[Sequence[int]] = [inputs[op] if op >= 0 else () for op in producer]
-    used_for: list[list[int]] = [[] for _ in own]
-    for t, sources in enumerate(made_from):
+    sources_of: list[Sequence[int]] = [inputs[op] if op >= 0 else () for op in producer]
+    readers_of: list[list[int]] = [[] for _ in own]
+    for t, sources in enumerate(sources_of):
         for source in sources:
-            used_for[source].append(t)
+            readers_of[source].append(t)
     if heuristic is Heuristic.EQ:
-        return ClassCosts(own, [[*above, *below] for above, below in zip(made_from, used_for, strict=True)])
+        return ClassCosts(own, [[*above, *below] for above, below in zip(sources_of, readers_of, strict=True)])
     if heuristic is Heuristic.MSPS:
-        return RegionCosts(own, (made_from,), (used_for,))
-    return RegionCosts(own, (made_from, used_for), (used_for, made_from))
+        return RegionCosts(own, (sources_of,), (readers_of,))
+    return RegionCosts(own, (sources_of, readers_of), (readers_of, sources_of))

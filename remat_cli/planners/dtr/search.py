@@ -1,8 +1,8 @@
-"""The search of `dtr`: from greedy runs to a plan that fits a budget.
+"""The search of `dtr` for a plan that fits, from greedy runs.
 
-A run keeps every tensor that it has not evicted, used again or not; the schedule made of it frees each tensor after its
-last use. So the peak of the schedule is often well below the memory that the run was given, and the best run that fits
-is one that was given more than the budget.
+A run keeps every tensor until its eviction, used again or not; the schedule of the run frees each tensor after its last
+use. So the peak of the schedule is often well below the memory of the run, and the best run that fits often has more
+memory than the budget.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from remat_cli.planners.shared.sequence import RematSequence
 
 # Sizes that differ by a smaller share than this mostly give the same plan.
 _RESOLUTION = 0.005
-# This many times as many sizes are tried while no plan fits.
+# The factor on the number of sizes to try while no plan fits.
 _WITHOUT_A_PLAN = 2
 
 
 class GreedySearch:
-    """Tries runs for one problem; the plain run is the first plan."""
+    """Tries greedy runs for one problem, after the plain run."""
 
     def __init__(self, incumbent: Incumbent, limits: Limits, most_times: float) -> None:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
-            limits: no further run is begun at their end, and the one that goes on is given up.
-            most_times: a run is given up that takes so many times the plain run's time, or its ops.
+            incumbent: keeps the plans found.
+            limits: limits after which no run is begun, and the current run is given up.
+            most_times: largest time and number of ops of a run, as multiples of the plain run's.
         """
         self._graph = incumbent.problem.graph
         self._budget = incumbent.problem.budget.device_bytes
@@ -42,11 +42,11 @@ class GreedySearch:
         self._plain = self._incumbent.offer(RematSequence.plain(self._graph))
 
     def run(self, heuristics: Iterable[Heuristic], candidates: int) -> PlanResult:
-        """Return the best plan; it proves nothing.
+        """Return the best plan, without a proof.
 
         Args:
-            heuristics: single ones, tried in turn.
-            candidates: how many memory sizes are tried for each; more while no plan fits.
+            heuristics: single heuristics to try in turn.
+            candidates: number of memory sizes to try for each; more while no plan fits.
         """
         for heuristic in heuristics:
             self._try_sizes(heuristic, candidates)
@@ -54,7 +54,10 @@ class GreedySearch:
         return self._incumbent.result(reason, {"greedy_runs": self._runs, "given_up": self._given_up})
 
     def _try_sizes(self, heuristic: Heuristic, candidates: int) -> None:
-        """Run with the budget, then with sizes up to the plain run's peak, and find where the plan just fits."""
+        """Run with the budget, then with more memory up to the plain peak.
+
+        The search closes in on the size whose plan just fits.
+        """
         low = size = self._budget
         high = self._plain.peak_bytes
         for tried in range(_WITHOUT_A_PLAN * candidates):
@@ -74,7 +77,7 @@ class GreedySearch:
                 return
 
     def _run(self, heuristic: Heuristic, size: int) -> Plan | None:
-        """Return the plan of a run that was given `size` bytes; None where it was given up."""
+        """Return the plan of a run with `size` bytes; None if given up."""
         self._incumbent.observe.phase(f"evicting by {heuristic}")
         self._runs += 1
         limits = RunLimits(
@@ -90,6 +93,6 @@ class GreedySearch:
         return self._incumbent.offer(RematSequence.of(self._graph, ops).without_useless_runs())
 
     def _most_time(self) -> int:
-        """Return the most time that a run may take: that of a plan that fits, if there is one."""
+        """Return the time limit of a run: that of the best plan, if any."""
         best = self._incumbent.best
         return int(self._most_times * self._plain.time) if best is None else best.time

@@ -1,4 +1,4 @@
-"""Plans of chains of lower sets: their runs, their measured costs, and the best of them."""
+"""Plans of chains of lower sets, their costs, and the best plan."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from remat_cli.planners.lower_sets.families import LowerSets
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
 
-# The power of a phase's peak over the budget: high enough that phases well below the budget do not count.
+# The power of a phase's peak over the budget, so high that phases well below the budget do not count.
 _PRESSURE = 24
 
 
 def canonical_phases(sets: LowerSets, chain: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the runs of the canonical strategy of a chain: Kusumoto et al. 2019, section 3.
+    """Return the runs of a chain's canonical strategy.
+
+    2019, section 3.
 
     The forward blocks run one after the other, and only the boundaries are kept; then, from the last block to the
-    first, what the block dropped is recomputed and its backward ops run. When tensors are freed follows from that.
-    The backward ops of a block are those that differentiate its forward ops; a backward op without `grad_of` (a sum
-    of gradients) runs as soon as its inputs are in memory. The last block is not dropped, and of a dropped block only
-    the part that its backward needs is recomputed. Ops that must run once are never dropped.
+    first, the dropped part of the block is recomputed and its backward ops run. The frees follow from these runs.
+    Source: Kusumoto et al. 2019, section 3. The backward ops of a block are those that differentiate its forward ops; a
+    backward op without `grad_of` (a sum of gradients) runs as soon as its inputs are in memory. The last block is not
+    dropped, and of a dropped block only the part that its backward needs is recomputed. Ops that must run once are
+    never dropped.
 
     Args:
         sets: the family that the chain is taken from.
@@ -34,10 +37,10 @@ def canonical_phases(sets: LowerSets, chain: Sequence[int]) -> tuple[tuple[int, 
 
     Returns:
         Numbers of the graph's ops, by phase: the forward phases 1 to k, then the backward phases k to 1, which begin
-        with what they recompute.
+            with their recomputed ops.
     """
     forward, chosen = sets.forward, list(chain)
-    block = np.argmax(sets.members[chosen], axis=0)  # of each vertex
+    block = np.argmax(sets.members[chosen], axis=0)  # block of each vertex
     is_kept = (block == len(chosen) - 1) | sets.boundary[chosen].any(axis=0)
     is_kept[forward.must_stay] = True
     is_there = is_kept.tolist()
@@ -56,8 +59,8 @@ class ChainPlan:
     """The plan of a chain.
 
     Attributes:
-        plan: what it costs.
-        pressure: how far its phases are from fitting, see `ChainPlans.urgency`.
+        plan: the plan with its costs.
+        pressure: how far its phases exceed the budget, see `ChainPlans.urgency`.
     """
 
     plan: Plan
@@ -68,19 +71,19 @@ class ChainPlans:
     """Measures the plans of one problem, each once.
 
     Attributes:
-        incumbent: the best of them.
+        incumbent: keeps the best plan.
         sets: the family that chains are taken from.
-        best_chain: the chain of the best plan; empty before any was measured.
+        best_chain: the chain of the best plan; empty before the first measurement.
     """
 
     def __init__(self, problem: Problem, sets: LowerSets, liveness: bool, observe: Observer) -> None:
-        """Begin with none.
+        """Begin without plans.
 
         Args:
-            problem: what is planned.
+            problem: the problem to plan.
             sets: the family that chains are taken from.
-            liveness: whether tensors are freed right after their last use, or only where a phase ends.
-            observe: is told of each better plan that fits.
+            liveness: whether tensors are freed right after their last use, or only at the end of a phase.
+            observe: receives each better plan that fits.
         """
         self.incumbent = Incumbent(problem, observe)
         self.sets = sets
@@ -89,7 +92,7 @@ class ChainPlans:
         self._measured: dict[tuple[int, ...], ChainPlan] = {}  # by chain
 
     def measure(self, chain: Sequence[int]) -> ChainPlan:
-        """Measure the plan of one chain; keep it if it is the best so far.
+        """Measure the plan of a chain, and keep the best.
 
         Args:
             chain: numbers of the sets L_1 to L_k = V.
@@ -114,14 +117,15 @@ class ChainPlans:
         return ChainPlan(self.incumbent.offer(sequence), float(((peaks / budget) ** _PRESSURE).sum()))
 
     def merit(self, plan: ChainPlan) -> tuple[int, int, int]:
-        """Rank plans: those that fit, by time; then the others, by peak."""
+        """Rank plans: first those that fit, by time; then the rest, by peak."""
         return self.incumbent.merit(plan.plan)
 
     def urgency(self, plan: ChainPlan) -> tuple[int, float, int]:
-        """Rank plans for local search: as `merit`, but plans that do not fit by all phases that are too large.
+        """Rank plans for local search.
 
-        Often several phases have about the same peak, and a step that lowers one of them does not lower the largest.
-        The sum of a high power of each phase's peak shows the step.
+        The order is that of `merit`, but plans that do not fit are ranked by all phases that are too large. Often
+        several phases have about the same peak, and a step that lowers one of them does not lower the largest. The sum
+        of a high power of each phase's peak shows the step.
         """
         if self.incumbent.fits(plan.plan):
             return self.merit(plan)
@@ -129,28 +133,29 @@ class ChainPlans:
 
     @property
     def any_fits(self) -> bool:
-        """Whether one of the plans fits the budget."""
+        """Whether a measured plan fits the budget."""
         return self.incumbent.best is not None
 
     @property
     def count(self) -> int:
-        """How many plans were measured."""
+        """Number of measured plans."""
         return len(self._measured)
 
 
 def with_late_frees(graph: Graph, phases: Sequence[Sequence[int]]) -> Schedule:
-    """Return the schedule of a strategy without liveness analysis: tensors die only where a phase ends.
+    """Return the schedule of a strategy without liveness analysis.
 
-    Each instance of a tensor is freed at the end of the phase that holds its last use, and no op works in place.
+    Tensors are freed only at the end of a phase. Each instance of a tensor is freed at the end of the phase that holds
+      its last use, and no op works in place.
     Source: Kusumoto et al. 2019, Table 2.
 
     Args:
-        graph: what the schedule is for.
+        graph: the graph that the schedule executes.
         phases: numbers of the ops that each phase runs, in order.
     """
     ends = set(accumulate(len(phase) for phase in phases))
     steps: list[Step] = []
-    dead: dict[str, None] = {}  # in memory until the phase ends; a dict for its order
+    dead: dict[str, None] = {}  # tensors to free at the end of the phase; a dict keeps their order
     ops_run = 0
     for step in with_frees(graph, (graph.ops[op].name for phase in phases for op in phase)).steps:
         match step:

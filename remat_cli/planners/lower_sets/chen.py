@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class BudgetRule(StrEnum):
-    """Which segment sizes are tried."""
+    """The segment sizes to try."""
 
-    SWEEP = "sweep"  # all that give different segments, up to `candidates` of them
+    SWEEP = "sweep"  # all sizes that give different segments, up to `candidates` of them
     SQRT_N = "sqrt_n"  # bytes of the forward part over the square root of its number of ops
 
 
 @dataclass(frozen=True)
 class Chen:
-    """Cuts the forward pass at articulation points into segments of about one size, and recomputes them.
+    """Recomputes equal segments of the forward pass between articulation points.
 
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, Algorithm 3; for any graph as in Kusumoto
     et al. 2019, appendix B: cuts at articulation points of the undirected graph, in a depth-first topological order.
@@ -36,10 +36,10 @@ class Chen:
     Complexity: O(C N) for C candidates and N ops.
 
     Attributes:
-        budget_rule: sweep: every b that gives other segments is tried, and the plan of least time that fits is kept;
-            sqrt_n: only b = bytes of the forward part / sqrt(number of forward ops).
-        liveness: free each tensor right after its last use; false: only at the end of the segment that it is in.
-        candidates: how many plans are tried, evenly chosen if there are more.
+        budget_rule: sweep: try every b that gives other segments, and keep the plan of least time that fits; sqrt_n:
+            only b = bytes of the forward part / sqrt(number of forward ops).
+        liveness: free each tensor right after its last use; false: only at the end of its segment.
+        candidates: number of plans to try, chosen evenly if there are more.
     """
 
     budget_rule: BudgetRule = BudgetRule.SWEEP
@@ -55,7 +55,7 @@ class Chen:
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or is too large.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.chain_plans import ChainPlans
         from remat_cli.planners.shared.forward_part import ForwardPart
 
@@ -74,7 +74,10 @@ class Chen:
 
 
 def prefixes_at_cuts(forward: ForwardPart) -> LowerSets:
-    """Return the prefixes of a depth-first topological order that end at an articulation point, with {} and V."""
+    """Return the prefixes of a topological order up to each articulation point.
+
+    The order is depth-first; the family contains {} and V, too.
+    """
     import networkx as nx
     import numpy as np
 
@@ -89,7 +92,9 @@ def prefixes_at_cuts(forward: ForwardPart) -> LowerSets:
 
 
 def segments(ends: Sequence[int], size: int) -> list[int]:
-    """Cut greedily: a segment ends at the first cut where it holds more than `size` bytes (Chen's Algorithm 3).
+    """Cut into segments greedily (Chen's Algorithm 3).
+
+    A segment ends at the first cut where it holds more than `size` bytes.
 
     Args:
         ends: bytes of {}, of the prefix up to each possible cut, and of V.
@@ -107,17 +112,20 @@ def segments(ends: Sequence[int], size: int) -> list[int]:
 
 
 def all_segmentations(ends: Sequence[int]) -> list[list[int]]:
-    """Return what `segments` gives for every size, from the smallest segments to a single one."""
+    """Return the segmentations of all sizes, smallest segments first."""
     chains = [segments(ends, 0)]
     while len(chains[-1]) > 1:
-        # The same cuts are made up to the size of the smallest segment, which then is no longer cut off.
+        # The cuts stay the same up to the size of the smallest segment, which is then merged with the next.
         cut = [0, *(ends[number] for number in chains[-1][:-1])]
         chains.append(segments(ends, min(end - begin for begin, end in pairwise(cut))))
     return chains
 
 
 def _evenly(chains: Sequence[list[int]], count: int) -> Sequence[list[int]]:
-    """Return `count` of the chains, from the first to the last; all where there are no more."""
+    """Choose `count` chains evenly, from the first to the last.
+
+    All if there are no more.
+    """
     if len(chains) <= count:
         return chains
     return [chains[number * (len(chains) - 1) // max(count - 1, 1)] for number in range(count)]

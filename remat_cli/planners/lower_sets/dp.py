@@ -1,13 +1,14 @@
-"""Algorithm 1 of Kusumoto et al. 2019: chains of lower sets of least (or most) overhead under equation 2.
+"""The dynamic program over lower sets (Kusumoto et al. 2019, Algorithm 1).
 
-A chain {} = L_0 < L_1 < ... < L_k = V cuts the forward pass into blocks V_i = L_i \\ L_(i-1). The boundary of each L_i
-stays cached; the rest of a block is dropped and recomputed for the block's backward pass. A step from L to L' costs
+It finds the chain of least (or most) overhead under equation 2. A chain {} = L_0 < L_1 < ... < L_k = V cuts the forward
+pass into blocks V_i = L_i \\ L_(i-1). The boundary of each L_i stays cached; the rest of a block is dropped and
+recomputed for the block's backward pass. A step from L to L' costs
 
-    overhead   T((L' \\ L) \\ dL')   what is recomputed (equation 1)
-    kept time  T(dL' \\ L)          what is not
+    overhead   T((L' \\ L) \\ dL')   the recomputed part (equation 1)
+    kept time  T(dL' \\ L)          the rest
 
-TIME asks for the chain of least overhead, MEMORY for the one of most. The two costs of a chain sum to T(V), so the
-most overhead is the least kept time; and MEMORY's Pareto front is that of kept time. (The published rule for
+TIME asks for the chain of least overhead, MEMORY for the chain of most overhead. The two costs of a chain sum to T(V),
+so the most overhead is the least kept time; and MEMORY's Pareto front is that of kept time. (The published rule for
 skipping dominated entries holds for TIME only: reversed at the end alone, it misses chains of more overhead.)
 """
 
@@ -23,19 +24,22 @@ from remat_cli.planners.lower_sets.families import LowerSets
 from remat_cli.planners.lower_sets.options import Strategy
 from remat_cli.planners.lower_sets.transitions import UNREACHED, LiveSteps, Steps, StepsInto
 
-# Fronts are built up to these parts of the way from a lower bound to the largest cost, one after the other.
+# Fronts are built up to these parts of the distance from a lower bound to the largest cost, one after the other.
 _DEEPENING = (64, 32, 16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Fronts:
-    """For each lower set, the chains ending in it that no other such chain dominates: its Pareto front of points.
+    """The Pareto fronts of all lower sets.
+
+    A set's front holds the chains ending in the set that no other such chain dominates, as points of cost and cached
+    bytes.
 
     Attributes:
         cost: [P] int64, overhead (TIME) or kept time (MEMORY), in DP units; ascending within a front.
         cached: [P] int64, least bytes cached at that cost; descending within a front.
-        previous: [P] int64, the point that each point was reached from.
-        start: [L + 1] int64, where the points of each set begin.
+        previous: [P] int64, the point before each point on its chain.
+        start: [L + 1] int64, position of the first point of each set.
     """
 
     cost: NDArray[np.int64]
@@ -45,11 +49,14 @@ class Fronts:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether some chain reaches V."""
+        """Whether a chain reaches V."""
         return bool(self.start[-1] > self.start[-2])
 
     def chain(self) -> list[int]:
-        """Return the sets L_1 to L_k = V of the chain that the strategy asks for: the first point of V's front."""
+        """Return the sets L_1 to L_k = V of the best chain.
+
+        Its point is the first of V's front.
+        """
         point = int(self.start[-2])
         chain = []
         while point > 0:
@@ -59,7 +66,7 @@ class Fronts:
 
 
 class LowerSetDP:
-    """The dynamic program over one family.
+    """The dynamic program over one family of lower sets.
 
     Attributes:
         sets: the family.
@@ -72,22 +79,22 @@ class LowerSetDP:
         self._known: Steps | None = None
 
     def largest_budget(self) -> int:
-        """Return a budget that admits every chain, as m <= M(L); larger ones make no difference."""
+        """Return a budget that admits every chain, as m <= M(L)."""
         return int(2 * self.sets.bytes[-1] + self.sets.tail_bytes.max())
 
     def is_feasible(self, budget: int) -> bool:
-        """Tell whether some chain of the family has a peak of at most `budget` by equation 2."""
+        """Tell whether equation 2 admits a chain under `budget`."""
         return self._steps(budget).lightest_chain(budget) is not None
 
     def smallest_budget(self, known: int | None = None) -> int:
-        """Return the least budget, to the byte, under which the family has a chain by equation 2.
+        """Return the least budget with a chain by equation 2, to the byte.
 
         Args:
             known: a budget under which there is a chain, such as the least of a smaller family.
         """
         low, high = 0, self.largest_budget() if known is None else known
         steps = self._steps(high)
-        # First a byte less: where the smaller family has a best chain, that is all there is to try.
+        # First try a byte less: if the smaller family has a best chain, that is the only try.
         middle = high - 1
         while low < high:
             peak = steps.lightest_chain(middle)
@@ -99,10 +106,10 @@ class LowerSetDP:
         return low
 
     def chain(self, budget: int, strategy: Strategy) -> list[int] | None:
-        """Return the sets L_1 to L_k = V of the best chain under `budget`; None where there is none.
+        """Return the sets L_1 to L_k = V of the best chain under `budget`.
 
-        Fronts need no points that cost more than the answer, which is not known: so their cost is limited first to
-        little more than a lower bound, then to more and more.
+        None if there is no chain. Fronts need no points that cost more than the answer, which is unknown: so their cost
+        is limited first to little more than a lower bound, then to more and more.
         """
         live = self._steps(budget).live(budget)
         if live is None:
@@ -128,7 +135,7 @@ class LowerSetDP:
         return self._known
 
     def _fronts(self, live: LiveSteps, costs: _ChainCosts, most: int) -> Fronts:
-        """Return the Pareto front of every set, of points whose chains may cost at most `most` at V.
+        """Return the Pareto front of every set, for costs up to `most` at V.
 
         Algorithm 1, lines 2 to 14. Points that no chain continues to V within the budget are left out.
         """
@@ -155,13 +162,13 @@ class LowerSetDP:
 
 @dataclass(frozen=True, eq=False)
 class _ChainCosts:
-    """What chains cost: overhead (TIME) or kept time (MEMORY).
+    """The costs of chains: overhead (TIME) or kept time (MEMORY).
 
     Attributes:
-        strategy: which of the two.
+        strategy: selects overhead or kept time.
         set_time: [L] int64, T(L).
         before: [L] int64, a lower bound on the cost of chains from {} to each set.
-        after: [L] int64, the same from each set to V.
+        after: [L] int64, a lower bound on the cost of chains from each set to V.
     """
 
     strategy: Strategy
@@ -171,7 +178,10 @@ class _ChainCosts:
 
     @classmethod
     def of(cls, live: LiveSteps, strategy: Strategy, set_time: NDArray[np.int64]) -> _ChainCosts:
-        """Bound the costs by those of the cheapest chains of live steps, whatever they cache."""
+        """Bound the costs by the cheapest chains of live steps.
+
+        Cached bytes do not count.
+        """
         into = live.steps.into
         before, after = (np.full(len(into), UNREACHED, dtype=np.int64) for _ in range(2))
         before[0] = after[-1] = 0
@@ -185,7 +195,7 @@ class _ChainCosts:
 
     @property
     def least(self) -> int:
-        """No chain costs less."""
+        """The least cost of any chain."""
         return int(self.after[0])
 
     def of_steps(self, target: int, steps: StepsInto) -> NDArray[np.int64]:
@@ -217,7 +227,10 @@ class _Growing:
 
 
 def _points_of(sets: NDArray[np.int32], start: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of all points of these sets' fronts, and for each the place of its set among the sets."""
+    """Return all points of the sets' fronts, with the position of each set.
+
+    Positions are those within `sets`.
+    """
     first = start[sets]
     lengths = start[sets + 1] - first
     place = np.repeat(np.arange(len(sets)), lengths)
@@ -227,9 +240,10 @@ def _points_of(sets: NDArray[np.int32], start: NDArray[np.int64]) -> tuple[NDArr
 
 
 def pareto_front(cost: NDArray[np.int64], cached: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the points that no other dominates by at most its cost and at most its cached bytes.
+    """Return the points that no other point dominates.
 
-    In ascending cost. Of equal points the first is kept: its predecessor is the smallest set.
+    A point dominates others of no less cost and no fewer cached bytes. The result ascends in cost. Of equal points the
+    first is kept: its predecessor is the smallest set.
     """
     if not len(cost):
         return np.zeros(0, dtype=np.int64)
@@ -241,15 +255,16 @@ def pareto_front(cost: NDArray[np.int64], cached: NDArray[np.int64]) -> NDArray[
     lowest_before = np.minimum.accumulate(np.concatenate([[UNREACHED], best[:-1]]))
     best_points = np.flatnonzero(cached == best[slot])[::-1]
     point_of_slot = np.zeros(len(best), dtype=np.int64)
-    point_of_slot[slot[best_points]] = best_points  # backwards, so that the first point is the one that stays
+    point_of_slot[slot[best_points]] = best_points  # backwards, so that the first point stays
     front: NDArray[np.int64] = point_of_slot[np.flatnonzero(best < lowest_before)]
     return front
 
 
 def scaled_times(time: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
-    """Return times scaled to a sum of about `slots`, so that fronts stay short; unchanged if their sum is no more.
+    """Scale times to a sum of about `slots`, so that fronts stay short.
 
-    They are rounded to the nearest slot. The DP chooses by the rounded times; plans are measured by replay.
+    Times with a smaller sum stay unchanged. Others are rounded to the nearest slot. The DP chooses by the rounded
+    times; plans are measured by replay.
     """
     total = int(time.sum())
     if total <= slots:

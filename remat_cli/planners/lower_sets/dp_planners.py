@@ -11,7 +11,7 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class ApproxDP(DPOptions):
-    """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
+    """Keeps the boundaries of blocks of the forward pass, recomputes the rest.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.3 (Algorithm 1 over the pruned family).
@@ -27,7 +27,7 @@ class ApproxDP(DPOptions):
         Raises:
             PlannerRefuses: the graph has no forward or no backward part.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.families import pruned_family
         from remat_cli.planners.lower_sets.search import LowerSetSearch
         from remat_cli.planners.shared.forward_part import ForwardPart
@@ -38,7 +38,7 @@ class ApproxDP(DPOptions):
 
 @dataclass(frozen=True)
 class ExactDP(DPOptions):
-    """Cuts the forward pass into blocks, keeps the blocks' boundaries and recomputes the rest for the backward.
+    """Keeps the boundaries of blocks of the forward pass, recomputes the rest.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.2 (Algorithm 1 over all lower sets).
@@ -48,7 +48,7 @@ class ExactDP(DPOptions):
     Complexity: O(T L^2) for L lower sets and T time slots, for each value of B that is tried; up to 5 GB.
 
     Attributes:
-        max_lower_sets: a graph that has more is refused.
+        max_lower_sets: largest number of lower sets; a graph with more is refused.
     """
 
     max_lower_sets: int = 40_000
@@ -63,7 +63,7 @@ class ExactDP(DPOptions):
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or too many lower sets.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.families import all_lower_sets
         from remat_cli.planners.lower_sets.search import LowerSetSearch
         from remat_cli.planners.shared.forward_part import ForwardPart

@@ -1,4 +1,4 @@
-"""Chains of lower sets, all of them, tried one by one: the oracle of the lower-set planners."""
+"""The oracle of the lower-set planners: it tries every chain."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exhaustive:
-    """Tries every way to cut the forward pass into blocks: the best plan of this kind, for tiny graphs.
+    """Tries every division of the forward pass into blocks, on tiny graphs.
 
     Source: Kusumoto et al., A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient
     Backpropagation, NeurIPS 2019, section 4.1.
     Takes: training graphs, tiny ones: about ten forward ops.
     Searches: all chains of all lower sets.
-    Proves: what is best among their plans, or that none fits (scope planner).
+    Proves: the best time of their plans, or that none fits (scope planner).
     Complexity: O(2^V) chains for V forward ops in a row, more for any other V.
 
     Attributes:
         strategy: of the paper model, as for exact_dp; the simulated model takes the plan of least time.
         budget_model: simulated: the plan of every chain is simulated; paper: the budget is B of equation 2.
-        liveness: free each tensor right after its last use; false: only at the end of the block that it is in.
+        liveness: free each tensor right after its last use; false: only at the end of its block.
         max_chains: a graph that has more chains, complete or not, is refused.
     """
 
@@ -49,7 +49,7 @@ class Exhaustive:
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or too many chains.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.lower_sets.chain_plans import ChainPlans
         from remat_cli.planners.lower_sets.families import all_lower_sets
         from remat_cli.planners.shared.forward_part import ForwardPart
@@ -91,10 +91,10 @@ class LowerSetChain:
     """A chain of lower sets.
 
     Attributes:
-        sets: L_1 to L_k; k = 0 for the chain that has only {}.
+        sets: L_1 to L_k; k = 0 for the chain of {} alone.
         cached: U_k, the vertices in some boundary.
-        peak: by equation 2.
-        overhead: by equation 1.
+        peak: peak by equation 2.
+        overhead: overhead by equation 1.
     """
 
     sets: tuple[frozenset[int], ...] = ()
@@ -104,7 +104,10 @@ class LowerSetChain:
 
 
 class Chains:
-    """All chains of all lower sets, with equations 1 and 2 written out; shares no code with the dynamic program."""
+    """All chains of all lower sets, by equations 1 and 2.
+
+    This class shares no code with the dynamic program.
+    """
 
     def __init__(self, forward: ForwardPart, budget: int | None, most: int) -> None:
         self._forward = forward
@@ -121,15 +124,18 @@ class Chains:
         self._lower_sets = list(self._all_lower_sets())
 
     def all(self) -> Iterator[LowerSetChain]:
-        """Yield every chain from {} to V that keeps to the budget.
+        """Yield every chain from {} to V within the budget.
 
         Raises:
-            PlannerRefuses: there are too many.
+            PlannerRefuses: there are too many chains.
         """
         return self._continued(LowerSetChain(), 0)
 
     def _continued(self, chain: LowerSetChain, number: int) -> Iterator[LowerSetChain]:
-        """Yield all that a chain ending in the lower set of this number can be continued to."""
+        """Yield all continuations of a chain to V.
+
+        The chain ends in the lower set of this number.
+        """
         self._begun += 1
         if self._begun > self._most:
             raise _too_many(self._forward, f"more than {self._most}", self._most)
@@ -160,7 +166,7 @@ class Chains:
         )
 
     def _all_lower_sets(self) -> Iterator[frozenset[int]]:
-        """Yield them in ascending size: {} first, V last."""
+        """Yield the lower sets in ascending size: {} first, V last."""
         layer = {frozenset[int]()}
         while layer:
             yield from sorted(layer, key=sorted)

@@ -1,7 +1,7 @@
-"""Lower sets of a forward graph: families of them, and what the dynamic program needs to know of each.
+"""Families of lower sets of a forward graph.
 
-A lower set L contains, with each vertex, all that the vertex is computed from. Its boundary dL are the vertices in L
-that someone outside reads. Kusumoto et al. 2019, sections 3 and 4.
+A lower set L contains, with each vertex, all vertices that it is computed from. Its boundary dL are the vertices in L
+with a reader outside. Source: Kusumoto et al. 2019, sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.shared.forward_part import ForwardPart
 
-# The steps of the dynamic program, and the time it takes, grow with the square of this.
+# The largest number of vertices. The steps of the dynamic program, and its time, grow with the square.
 _MOST_VERTICES = 6000
 
 
 @dataclass(frozen=True, eq=False)
 class LowerSets:
-    """A family of lower sets in ascending size; the first is empty, the last is V.
+    """A family of lower sets in ascending size, from {} to V.
 
     Attributes:
         forward: the graph.
         members: [L, V] bool.
         boundary: [L, V] bool, the boundary of each set.
         bytes: [L] int64, M(L).
-        tail_bytes: [L] int64, M(d+(L) \\ L) + M(d-(d+(L)) \\ L): gradients of what reads L, and forward values that
+        tail_bytes: [L] int64, M(d+(L) \\ L) + M(d-(d+(L)) \\ L): gradients of the readers of L, and forward values that
             those readers also read (the last two terms of equation 2).
     """
 
@@ -41,10 +41,10 @@ class LowerSets:
 
     @classmethod
     def of(cls, forward: ForwardPart, members: NDArray[np.bool_]) -> LowerSets:
-        """Complete a family given by its [L, V] members: sorted by size, without duplicates, with {} and V.
+        """Complete a family: sort by size, drop duplicates, add {} and V.
 
-        Duplicates would give empty blocks in the traceback (a family of ancestors holds V twice where the sink is
-        unique).
+        The family is given by its [L, V] members. Duplicates would give empty blocks in the traceback (a family of
+        ancestors holds V twice where the sink is unique).
         """
         count = len(forward)
         ends = np.vstack([np.zeros(count, dtype=np.bool_), np.ones(count, dtype=np.bool_)])
@@ -66,7 +66,7 @@ class LowerSets:
         return len(self.members)
 
     def numbers(self, sets: Iterable[Collection[int]]) -> list[int]:
-        """Return the numbers of these sets, given by their vertices, in the family."""
+        """Return the numbers of sets that are given by their vertices."""
         return [self._number[frozenset(members)] for members in sets]
 
     @cached_property
@@ -83,19 +83,22 @@ def _distinct(members: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _any_neighbour(flags: NDArray[np.bool_], source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell for each row and vertex v whether a vertex u with an edge (source u, target v) is flagged."""
-    found = np.zeros_like(flags)
+    """Tell for each row and vertex whether a neighbour is flagged.
+
+    The neighbours of vertex v are the sources u of edges (u, v).
+    """
+    flagged = np.zeros_like(flags)
     order = np.argsort(target, kind="stable")
     targets, starts = np.unique(target[order], return_index=True)
     if len(targets):
-        found[:, targets] = np.logical_or.reduceat(flags[:, source[order]], starts, axis=1)
-    return found
+        flagged[:, targets] = np.logical_or.reduceat(flags[:, source[order]], starts, axis=1)
+    return flagged
 
 
 def pruned_family(forward: ForwardPart) -> LowerSets:
-    """Return the family of the approximate DP: for each vertex, the vertex and all that it is computed from.
+    """Return the family of the approximate DP: the ancestors of each vertex.
 
-    Source: Kusumoto et al. 2019, section 4.3. At most V + 2 sets.
+    Each set includes the vertex itself. Source: Kusumoto et al. 2019, section 4.3. At most V + 2 sets.
 
     Raises:
         PlannerRefuses: the graph is too large.
@@ -108,7 +111,7 @@ def pruned_family(forward: ForwardPart) -> LowerSets:
 
 
 def prefix_family(forward: ForwardPart, order: NDArray[np.int64], lengths: Sequence[int]) -> LowerSets:
-    """Return the family of the prefixes of these lengths of a topological `order` of the vertices.
+    """Return the prefixes of a topological order of these lengths.
 
     Raises:
         PlannerRefuses: the graph is too large.
@@ -134,7 +137,7 @@ def all_lower_sets(forward: ForwardPart, most: int) -> LowerSets:
     Source: Kusumoto et al. 2019, section 4.2. Between V + 1 sets (a chain) and 2^V (no edges).
 
     Raises:
-        PlannerRefuses: there are more than `most`, or the graph is too large.
+        PlannerRefuses: there are more than `most` sets, or the graph is too large.
     """
     _check_size(forward)
     bitsets: list[int] = []
@@ -153,12 +156,15 @@ def all_lower_sets(forward: ForwardPart, most: int) -> LowerSets:
 
 
 def _layers(forward: ForwardPart, most: int) -> Iterator[list[int]]:
-    """Yield the lower sets of 0, 1, 2, ... vertices, as bitsets; of a layer with more than `most` only some."""
+    """Yield the lower sets of 0, 1, 2, ... vertices, as bitsets.
+
+    A layer of more than `most` sets is incomplete.
+    """
     reads, readers = [0] * len(forward), [0] * len(forward)
     for u, v in forward.edges.tolist():
         reads[v] |= 1 << u
         readers[u] |= 1 << v
-    # Of each set also the vertices that can be added to it.
+    # The value of each set is the vertices that can be added.
     layer = {0: sum(1 << v for v, sources in enumerate(reads) if not sources)}
     while layer:
         yield list(layer)

@@ -1,7 +1,7 @@
-"""The search of the lower-set planners: from a family of lower sets to a plan that fits a budget.
+"""The search of the lower-set planners for a plan that fits.
 
-Equation 2 of Kusumoto et al. 2019 is a model of the peak, not the peak: a plan that obeys it can exceed it on the
-real training graph, and liveness usually leaves a lot of room below it. So the DP's budget B is searched, and each
+Equation 2 of Kusumoto et al. 2019 models the peak only roughly: a plan that obeys the equation can exceed the budget on
+the real training graph, and liveness usually leaves a lot of memory free. So the DP's budget B is searched, and each
 plan is scored by its simulated peak. The smallest feasible B is rarely the best plan.
 """
 
@@ -22,23 +22,25 @@ from remat_cli.planners.lower_sets.options import BudgetModel, DPOptions, Strate
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.units import format_bytes
 
-# Values of B tried over the whole range before the search turns to the most promising one.
+# The number of values of B tried over the whole range before the search turns to the most promising value.
 _COARSE = 5
-# How many times the moves are allowed as long as no plan fits.
+# The factor on the number of moves as long as no plan fits.
 _WITHOUT_A_PLAN = 10
-# How many sets are tried in one place, spread evenly over those that fit there.
+# The number of sets tried in one place, spread evenly over those that fit there.
 _SPREAD = 12
 
 
 class LowerSetSearch:
-    """Plans one problem with one family of lower sets, which contains the pruned one.
+    """Plans one problem with one family of lower sets.
+
+    The family contains the pruned one.
 
     Attributes:
         plans: measures the plan of each chain, and keeps the best.
         sets: the family.
-        options: of the planner.
-        limits: where the search stops; work is counted in values of B that are tried.
-        observe: is told of each phase.
+        options: options of the planner.
+        limits: limits of the search; work is counted in tried values of B.
+        observe: receives each phase.
     """
 
     def __init__(self, problem: Problem, sets: LowerSets, options: DPOptions, observe: Observer) -> None:
@@ -55,18 +57,18 @@ class LowerSetSearch:
         return LowerSetDP(self.sets, self.options.time_slots)
 
     def run(self) -> PlanResult:
-        """Plan as the budget model says."""
+        """Plan by the chosen budget model."""
         return self._literal() if self.options.budget_model is BudgetModel.PAPER else self._simulated()
 
     def _simulated(self) -> PlanResult:
-        """Search B for the plan of least time whose simulated peak fits the budget.
+        """Search B for the fastest plan whose simulated peak fits.
 
-        Coarse first, over the whole range; then between the best that fits and the next larger B that does not. The
-        best of these plans is the start of a local search.
+        The search is coarse first, over the whole range, then between the best B that fits and the next larger B that
+        does not. The best of these plans is the start of a local search.
         """
         strategies = self.options.strategy.ends
         if not self.limits.is_over:
-            self.plans.measure([len(self.sets) - 1])  # one block is the plain run; it may fit
+            self.plans.measure([len(self.sets) - 1])  # one block is the plain run, which may fit
         if not self.plans.any_fits and not self.limits.is_over:
             self.observe.phase("searching the smallest B of equation 2")
             smallest = self._smallest_budget()
@@ -82,7 +84,10 @@ class LowerSetSearch:
         return self._result("no plan of this family was found that fits; that is no proof that there is none")
 
     def _literal(self) -> PlanResult:
-        """Take the budget as B of equation 2, as the paper does, and answer with the DP's plan."""
+        """Answer with the DP's plan for the budget as B of equation 2.
+
+        This is the paper's method.
+        """
         problem = self.plans.incumbent.problem
         fixed_bytes = problem.graph.fixed_bytes
         dp_budget = problem.budget.device_bytes - fixed_bytes
@@ -99,14 +104,20 @@ class LowerSetSearch:
         return self._result("equation 2 admits a plan, but its simulated peak is above the budget")
 
     def _smallest_budget(self) -> int:
-        """Return the smallest B of the family, starting from that of the pruned family, which is found quickly."""
+        """Return the smallest feasible B of the family.
+
+        The search starts from the smallest B of the pruned family, which is found quickly.
+        """
         pruned = pruned_family(self.sets.forward)
         if len(pruned) == len(self.sets):
             return self._dp.smallest_budget()
         return self._dp.smallest_budget(LowerSetDP(pruned, self.options.time_slots).smallest_budget())
 
     def _answer(self, strategy: Strategy, dp_budget: int) -> ChainPlan | None:
-        """Measure the DP's plan under `dp_budget`; None where it has none, or where a limit is reached."""
+        """Measure the DP's plan under `dp_budget`.
+
+        None without a plan, or after a limit is reached.
+        """
         key = (strategy, dp_budget)
         if key not in self._answers and not self.limits.is_over:
             self.limits.spend(1)
@@ -115,10 +126,10 @@ class LowerSetSearch:
         return self._answers.get(key)
 
     def _refine(self, strategy: Strategy) -> bool:
-        """Try the B beside the most promising one of this strategy so far; tell whether there was one to try.
+        """Try the next B for this strategy; tell whether there was one.
 
-        A larger B gives plans of less time and more memory, so a plan that fits is improved at a larger B. Between two
-        values of B with the same answer there are no others.
+        It lies beside the most promising B so far. A larger B gives plans of less time and more memory, so a plan that
+        fits is improved at a larger B. Between two values of B with the same answer there are no others.
         """
         answers = {dp_budget: answer for (name, dp_budget), answer in self._answers.items() if name is strategy}
         promising = min(
@@ -137,7 +148,7 @@ class LowerSetSearch:
         return True
 
     def _improve(self) -> None:
-        """Go from the best chain to its best neighbour, as long as that is better.
+        """Move from the best chain to better neighbours until there are none.
 
         While nothing fits, ten times as many moves are allowed.
         """
@@ -145,16 +156,19 @@ class LowerSetSearch:
         here, urgency = self.plans.best_chain, None
         while urgency is None or self.plans.urgency(self.plans.measure(here)) < urgency:
             urgency = self.plans.urgency(self.plans.measure(here))
-            around = []
+            neighbouring = []
             for chain in neighbours(self.sets, here):
                 most = self.options.moves * (1 if self.plans.any_fits else _WITHOUT_A_PLAN)
                 if self.plans.count - before >= most or not self.limits.seconds or self.limits.has_enough():
                     return
-                around.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
-            here = min(around, default=(urgency, here))[1]
+                neighbouring.append((self.plans.urgency(self.plans.measure(chain)), tuple(chain)))
+            here = min(neighbouring, default=(urgency, here))[1]
 
     def _share_of_gap(self, low: ChainPlan | None, high: ChainPlan | None) -> float:
-        """Guess where between two B the budget is just met: the peak of plans grows about in proportion to B."""
+        """Guess the position of the best B between two values.
+
+        The peak of plans grows about in proportion to B.
+        """
         budget = self.plans.incumbent.problem.budget.device_bytes
         if low is None or high is None or not low.plan.peak_bytes < budget < high.plan.peak_bytes:
             return 0.5
@@ -166,43 +180,43 @@ class LowerSetSearch:
 
 
 def _geometric(low: int, high: int, count: int) -> list[int]:
-    """Return `count` whole numbers from `low` on, up to but not including `high`, each the same factor apart."""
+    """Return `count` numbers from `low` to below `high`, in geometric progression."""
     ratio = (high / max(low, 1)) ** (1 / count)
     return [low + round(max(low, 1) * (ratio**step - 1)) for step in range(count)]
 
 
 def neighbours(sets: LowerSets, chain: Sequence[int]) -> Iterator[list[int]]:
-    """Yield chains with one set taken out (two blocks merged), put in (a block split), or exchanged (a cut moved).
+    """Yield chains that differ by one set.
 
-    Equation 2 ranks chains only roughly by their simulated peak, so that small changes often improve what the dynamic
-    program returns.
+    A set is taken out (two blocks merged), put in (a block split), or exchanged (a cut moved). Equation 2 ranks chains
+    only roughly by their simulated peak, so small changes often improve the dynamic program's chain.
 
     Args:
         sets: the family.
         chain: numbers of the sets L_1 to L_k = V.
     """
     cuts = list(chain[:-1])
-    around = [0, *chain]
+    chain_from_start = [0, *chain]
     for i in range(len(cuts)):
         yield [*chain[:i], *chain[i + 1 :]]
     for i in range(len(chain)):
-        for between in _between(sets, around[i], around[i + 1]):
+        for between in _between(sets, chain_from_start[i], chain_from_start[i + 1]):
             yield [*chain[:i], between, *chain[i:]]
     for i in range(len(cuts)):
-        for between in _between(sets, around[i], around[i + 2]):
+        for between in _between(sets, chain_from_start[i], chain_from_start[i + 2]):
             if between != chain[i]:
                 yield [*chain[:i], between, *chain[i + 1 :]]
 
 
 def _between(sets: LowerSets, inner: int, outer: int) -> list[int]:
-    """Return some of the sets that strictly contain `inner` and are strictly contained in `outer`."""
+    """Return some of the sets strictly between `inner` and `outer`."""
     members = sets.members[inner + 1 : outer]
     fitting = (members >= sets.members[inner]).all(axis=1) & (members <= sets.members[outer]).all(axis=1)
-    found: NDArray[np.int64] = np.flatnonzero(fitting) + inner + 1
-    # Sets are sorted by size, but those of the same size as either end are no strict sub- or supersets of it.
+    between: NDArray[np.int64] = np.flatnonzero(fitting) + inner + 1
+    # Sets are sorted by size, but a set of the same size as either end is no strict subset or superset.
     sizes = members[fitting].sum(axis=1)
     strict = (sizes > sets.members[inner].sum()) & (sizes < sets.members[outer].sum())
-    found = found[strict]
-    if len(found) > _SPREAD:
-        found = found[np.linspace(0, len(found) - 1, _SPREAD).astype(np.int64)]
-    return [int(number) for number in found]
+    between = between[strict]
+    if len(between) > _SPREAD:
+        between = between[np.linspace(0, len(between) - 1, _SPREAD).astype(np.int64)]
+    return [int(number) for number in between]

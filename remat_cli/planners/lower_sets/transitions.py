@@ -1,4 +1,4 @@
-"""The steps of the lower-set DP: from which set of a family to which larger one, and at what cost.
+"""The steps of the lower-set DP between sets, with their costs.
 
 A step from L to L' runs one block of the forward pass, V' = L' \\ L. With m the bytes cached before it, it needs
 
@@ -20,9 +20,9 @@ from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.lower_sets.families import LowerSets
 
 UNREACHED = np.iinfo(np.int64).max // 4
-# At 14 bytes a step, and as much again for those of a smaller budget: 4.2 GB.
+# The limit on steps. At 14 bytes a step, and as much again for the steps of a smaller budget: 4.2 GB.
 _MOST_STEPS = 150_000_000
-# A table of sums over the subsets of this many vertices is looked up by one byte.
+# The number of vertices in a table of sums over subsets, looked up by one byte.
 _BITS = 8
 
 
@@ -30,9 +30,9 @@ class StepsInto(NamedTuple):
     """Steps into one set L'.
 
     Attributes:
-        source: [S] int32, ascending: the sets L that they come from.
+        source: [S] int32, ascending: the set L of each step.
         cached: [S] int64, M(dL' \\ L).
-        kept: [S] unsigned, T(dL' \\ L): time of what is never recomputed, in the DP's units.
+        kept: [S] unsigned, T(dL' \\ L): time of the vertices that are never recomputed, in the DP's units.
     """
 
     source: NDArray[np.int32]
@@ -40,17 +40,20 @@ class StepsInto(NamedTuple):
     kept: NDArray[np.unsignedinteger]
 
     def where(self, chosen: NDArray[np.bool_]) -> StepsInto:
-        """Return those chosen by [S] bool; the steps themselves, not a copy, where that is all of them."""
+        """Return the steps chosen by [S] bool.
+
+        If all are chosen, the result is this object, not a copy.
+        """
         return self if chosen.all() else StepsInto(self.source[chosen], self.cached[chosen], self.kept[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The steps of a family that chains under a budget can take.
+    """The steps that chains of a family can take under a budget.
 
     Attributes:
         sets: the family.
-        budget: B of equation 2; they serve every budget up to this.
+        budget: B of equation 2; the steps serve every budget up to B.
         into: [L] steps into each set.
     """
 
@@ -60,17 +63,19 @@ class Steps:
 
     @classmethod
     def within(cls, sets: LowerSets, time: NDArray[np.int64], budget: int) -> Steps:
-        """Find the steps of `sets`, with [V] `time` of the vertices, that can be taken under `budget`.
+        """Find the steps of `sets` under `budget`.
+
+        `time` has the [V] times of the vertices.
 
         Raises:
-            PlannerRefuses: there are too many to hold in memory.
+            PlannerRefuses: there are too many steps to hold in memory.
         """
         finder = _StepFinder(sets, time)
         lightest = _Lightest(sets, budget)
         into, count = [finder.none], 0
         for target in range(1, len(sets)):
             smaller = finder.subsets(target)
-            # Counted for any budget: a search goes on to larger ones, and must not be refused halfway.
+            # Counted for any budget: a search continues to larger budgets, and must not be refused halfway.
             count += int(np.count_nonzero(smaller))
             if count > _MOST_STEPS:
                 raise PlannerRefuses(
@@ -84,16 +89,21 @@ class Steps:
         return cls(sets, budget, into)
 
     def lightest_chain(self, budget: int) -> int | None:
-        """Return the peak of the chain that caches the fewest bytes at each set; None if none fits.
+        """Return the peak of the chain that caches the fewest bytes.
 
-        Fewer cached bytes are better for every continuation, so one number a set decides whether there is a chain
-        under `budget`; time has no say.
+        None if no chain fits.
+
+        Fewer cached bytes are better for every continuation, so one number per set decides whether there is a chain
+        under `budget`. Time does not matter.
         """
         lightest = self._lightest(budget)
         return int(lightest.peak[-1]) if lightest.cached[-1] < UNREACHED else None
 
     def live(self, budget: int) -> LiveSteps | None:
-        """Return (a small superset of) the steps that chains from {} to V under `budget` take; None if none fits."""
+        """Return the steps of chains from {} to V under `budget`.
+
+        A few other steps may be among them. None if no chain fits.
+        """
         lightest = self._lightest(budget)
         if lightest.cached[-1] >= UNREACHED:
             return None
@@ -105,7 +115,7 @@ class Steps:
             steps = self.into[target]
             room = _room(self.sets, budget, target, steps, most_cached[target])
             into[target] = steps.where(lightest.cached[steps.source] <= room)
-            # Each source occurs once, so plain indexing loses nothing.
+            # Each source occurs once, so plain indexing loses no value.
             most_cached[steps.source] = np.maximum(most_cached[steps.source], room)
         return LiveSteps(Steps(self.sets, budget, into), most_cached)
 
@@ -123,45 +133,57 @@ class LiveSteps(NamedTuple):
 
     Attributes:
         steps: the steps.
-        most_cached: [L] int64, the most bytes that can be cached at each set for some chain to fit from there to V;
-            -1 where none does.
+        most_cached: [L] int64, the most bytes that can be cached at each set so that some chain fits from there to V;
+            -1 if none fits.
     """
 
     steps: Steps
     most_cached: NDArray[np.int64]
 
     def room(self, target: int, steps: StepsInto) -> NDArray[np.int64]:
-        """Return [S], the most bytes cached before each of these steps into `target` with which a chain fits to V."""
+        """Return [S] the most bytes that may be cached before each step.
+
+        The steps lead into `target`; with more bytes no chain fits to V.
+        """
         return _room(self.steps.sets, self.steps.budget, target, steps, self.most_cached[target])
 
 
 def _room(sets: LowerSets, budget: int, target: int, steps: StepsInto, most_cached: np.int64) -> NDArray[np.int64]:
-    """Return [S], the bytes that may be cached before each step into `target`, given the most that may be after it."""
+    """Return [S] the bytes that may be cached before each step.
+
+    The steps lead into `target`; `most_cached` is the limit after the step.
+    """
     under_peak = budget - 2 * sets.bytes[target] - sets.tail_bytes[target] + 2 * sets.bytes[steps.source]
     room: NDArray[np.int64] = np.minimum(under_peak, most_cached - steps.cached)
     return room
 
 
 class _Lightest:
-    """The least bytes cached at each set, over chains that fit the budget; sets are reached in ascending order."""
+    """The least bytes cached at each set, over chains within the budget.
+
+    Sets are reached in ascending order.
+    """
 
     def __init__(self, sets: LowerSets, budget: int) -> None:
         self.cached = np.full(len(sets), UNREACHED, dtype=np.int64)
-        self.peak = np.zeros(len(sets), dtype=np.int64)  # of that chain
+        self.peak = np.zeros(len(sets), dtype=np.int64)  # peak of that chain
         self._double_bytes = 2 * sets.bytes
         self._spare = budget - self._double_bytes - sets.tail_bytes
-        # A step's peak is the sum of two terms, of the source and of the target.
+        # A step's peak is the sum of a term of the source and a term of the target.
         self._before = self.cached.copy()
         self._budget = budget
         self.cached[0] = self._before[0] = 0
 
     def fits(self, sources: NDArray[np.int32] | slice, target: int) -> NDArray[np.bool_]:
-        """Tell of each source whether the step from there to `target` keeps to the budget."""
+        """Tell for each source whether its step to `target` fits the budget."""
         fits: NDArray[np.bool_] = self._before[sources] <= self._spare[target]
         return fits
 
     def reach(self, target: int, source: NDArray[np.int32], cached: NDArray[np.int64]) -> None:
-        """Take the step into `target` after which least is cached, of those given, which all fit."""
+        """Take the step into `target` that caches the fewest bytes.
+
+        All given steps fit.
+        """
         if not len(source):
             return
         after = self.cached[source] + cached
@@ -173,20 +195,20 @@ class _Lightest:
 
 
 class _StepFinder:
-    """Finds the steps into one set after another."""
+    """Finds the steps into each set, one set after another."""
 
     def __init__(self, sets: LowerSets, time: NDArray[np.int64]) -> None:
         self._sets = sets
         self._words = _packed_words(sets.members)
         self._outside = np.ascontiguousarray(~sets.members.T).view(np.uint8)
         self._time = time
-        # Reused: the system would take back large temporary arrays, and clear new ones for every target.
+        # Reused: the system would release large temporary arrays, and clear new ones for every target.
         self._room = np.zeros((2, len(sets)), dtype=np.uint64)
         self._kept_type = np.min_scalar_type(int(time.sum()))
         self.none = self.steps_into(0, np.zeros(0, dtype=np.bool_))
 
     def subsets(self, target: int) -> NDArray[np.bool_]:
-        """Return [target] bool: which of the sets before `target` are subsets of it."""
+        """Return [target] bool: whether each earlier set is a subset of `target`."""
         excess, missing = self._room[0, :target], self._room[1, :target]
         excess[:] = 0
         for word in self._words:
@@ -196,16 +218,16 @@ class _StepFinder:
         return is_subset
 
     def steps_into(self, target: int, chosen: NDArray[np.bool_]) -> StepsInto:
-        """Return the steps into `target` from those chosen, [target] bool, of the sets before it."""
+        """Return the steps into `target` from the chosen earlier sets."""
         source = np.flatnonzero(chosen).astype(np.int32)
         return StepsInto(source, *self._sums_outside(np.flatnonzero(self._sets.boundary[target]), target, source))
 
     def _sums_outside(
         self, vertices: NDArray[np.int64], target: int, source: NDArray[np.int32]
     ) -> tuple[NDArray[np.int64], NDArray[np.unsignedinteger]]:
-        """Return the bytes and the time of those of the vertices that are outside each source.
+        """Return the bytes and the time of the vertices outside each source.
 
-        Which of eight vertices are outside a set is one byte, and their sum one look-up.
+        One byte says which of eight vertices are outside a set, and one look-up gives their sum.
         """
         cached = np.zeros(len(source), dtype=np.int64)
         kept = np.zeros(len(source), dtype=self._kept_type)
@@ -221,7 +243,10 @@ class _StepFinder:
 
 
 def _subset_sums(weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [2^n] the sum of every subset of n weights; bit i of a subset's number stands for weight i."""
+    """Return [2^n] the sum of every subset of n weights.
+
+    Bit i of a subset's number stands for weight i.
+    """
     sums = np.zeros(1, dtype=np.int64)
     for weight in weights:
         sums = np.concatenate([sums, sums + weight])
@@ -229,7 +254,7 @@ def _subset_sums(weights: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _packed_words(members: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Return [words, L]: each set as 64-bit words."""
+    """Return [words, L] each set as 64-bit words."""
     packed = np.packbits(members, axis=1)
     padded = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8)))
     return np.ascontiguousarray(padded.view(np.uint64).T)

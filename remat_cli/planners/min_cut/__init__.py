@@ -1,1 +1,1 @@
-"""Plans of very large graphs: priced cuts for a first plan and a bound, then large neighbourhood search."""
+"""Min cut: priced cuts, then large neighbourhood search."""

@@ -1,7 +1,8 @@
-"""The choice at a moment, exactly: which runs of a window to repeat so that what is kept just fits, by CP-SAT.
+"""The exact choice at a moment, by CP-SAT.
 
 Minimum cuts find the corners of the convex line of time against bytes; the best choice that fits may lie between two of
-them. Here the runs of a window are free, the others stay as they are, and the budget is a constraint, not a price.
+them. Here the model decides which runs of a window to repeat; the other runs stay, and the budget is a constraint, not
+a price.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.scaling import Rounding
 
-# Linear relaxations prove these models' optima many times sooner than clause learning alone.
+# Linear relaxations prove optima of these models many times sooner than clause learning alone.
 _SETTINGS = {"linearization_level": 2}
 # Preferences among choices of nearly the same time: together they count as this share of all time. A unit of time is
-# this many steps of the objective, unless numbers would get too large.
+# this many steps of the objective, unless the numbers would get too large.
 _SHARE_OF_PREFERENCES = 0.001
 _STEPS = 1000
 
 
 class ChoiceWindow:
-    """The model of a moment. Variable q, for each run before it, says whether that run is repeated."""
+    """The model of a moment.
+
+    Variable q says whether run q, before the moment, is repeated.
+    """
 
     def __init__(self, cut_point: CutPoint, again: Bools, is_free: Bools) -> None:
-        """Set up the model.
+        """Build the model.
 
         Args:
             cut_point: the moment.
-            again: [moment] a choice, from which the search starts.
-            is_free: [moment] the runs on which the decision may change.
+            again: [moment] the choice from which the search starts.
+            is_free: [moment] whether the decision on each run may change.
         """
         self._cut_point = cut_point
         self._model = CpModel()
@@ -47,12 +51,12 @@ class ChoiceWindow:
         self._add_closure()
 
     def solve(self, room: int, limits: Limits, weights: NDArray[np.float64]) -> SolverOutcome:
-        """Search for the choice of the least time that fits.
+        """Search for the fastest choice that fits.
 
         Args:
-            room: bytes for what is kept, without those of the moment's run itself.
-            limits: of the search.
-            weights: [T] the larger the weight, the less a tensor should be among the kept ones.
+            room: bytes for kept tensors, without those of the moment's own run.
+            limits: limits of the search.
+            weights: [T] reluctance to keep each tensor.
         """
         steps = max(1, min(_STEPS, LARGEST_TOTAL // max(self._cut_point.sequence.time, 1)))
         self._complete(room, steps)
@@ -63,15 +67,18 @@ class ChoiceWindow:
         """Bound the time of all choices that fit.
 
         Args:
-            room: bytes for what is kept, without the least that the moment's run needs.
-            limits: of the search.
-            known: a bound that is proven already.
+            room: bytes for kept tensors, without the least that the moment's own run needs.
+            limits: limits of the search.
+            known: a proven bound.
         """
         self._complete(room, 1)
         return prove(self._model, limits, known=known, settings=_SETTINGS)
 
     def _complete(self, room: int, steps: int) -> None:
-        """Add the row for the room, the times as costs, each of so many steps, and the start as a hint."""
+        """Add the room as a constraint, the times as costs, and the hint.
+
+        A unit of time costs `steps`.
+        """
         cut_point, proto = self._cut_point, self._model.proto
         sequence = cut_point.sequence
         linear = proto.constraints.add().linear
@@ -85,17 +92,20 @@ class ChoiceWindow:
         proto.solution_hint.values.extend(self._again.astype(int).tolist())
 
     def _add_closure(self) -> None:
-        """Add: an instance that is needed after the moment, or by a rerun, is kept or recomputed."""
+        """Add the constraint that needed instances are kept or recomputed.
+
+        An instance may be needed after the moment, or by a rerun.
+        """
         cut_point, constraints = self._cut_point, self._model.proto.constraints
         for instance in np.flatnonzero(cut_point.is_needed & ~cut_point.is_here).tolist():
-            constraints.add().bool_or.literals.extend(self._ways_to(instance))
+            constraints.add().bool_or.literals.extend(self._providers(instance))
         for run in np.flatnonzero(self._possible).tolist():
             for instance in cut_point.sequence.inputs[run].tolist():
                 if not cut_point.is_here[instance]:
-                    constraints.add().bool_or.literals.extend([-run - 1, *self._ways_to(instance)])
+                    constraints.add().bool_or.literals.extend([-run - 1, *self._providers(instance)])
 
-    def _ways_to(self, instance: int) -> list[int]:
-        """Return the literals that provide an instance: it is kept, or its run is repeated."""
+    def _providers(self, instance: int) -> list[int]:
+        """Return the literals that provide an instance: kept, or recomputed."""
         if instance not in self._kept:
             self._kept[instance] = len(self._model.proto.variables)
             self._model.proto.variables.add().domain.extend((0, 1))

@@ -1,4 +1,7 @@
-"""Sequences made to fit a budget by priced cuts, the worst moment first; and the moves of a search."""
+"""Sequences fitted to a budget by priced cuts, and the search's moves.
+
+The worst moment is cut first.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from remat_cli.planners.shared.numbering import Bools, GraphReads
 from remat_cli.planners.shared.rerun_removal import without_needless_reruns
 from remat_cli.planners.shared.sequence import AnySequence, RematSequence
 
-# A sequence is given up where its time is this multiple of the plain run's.
+# The time at which a sequence is given up, as a multiple of the plain run's.
 _MOST_TIMES = 3
-# Runs whose laying out takes as long as that of an empty sequence.
+# The number of runs that take as long to lay out as the fixed part of a layout.
 _LEAST_WORK = 500
-# The solver's counted work for one window, and how many runs are laid out in the time of one unit of it.
+# The solver's counted work for a window, and the number of runs laid out in the time of one unit.
 _WINDOW_WORK = 0.5
 _RUNS_A_UNIT = 400_000
-# Runs that CP-SAT decides in a fraction of a second; and how likely a move has it do so.
+# The number of runs that CP-SAT decides in a fraction of a second; and the probability that a move uses CP-SAT.
 _WINDOW = 3_000
 _EXACT = 0.25
 # The values from which a move draws its prices: those of the first plans, and larger ones, so that moves differ.
@@ -30,23 +33,25 @@ _MARGINS = (0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 # Shares of the graph's ops in a region whose reruns are dropped, and of all reruns that are dropped at random.
 _REGIONS = (1 / 64, 1 / 16, 1 / 4)
 _SCATTERED = (0.1, 0.3)
-# How likely a move drops all reruns, or scattered ones.
+# The probabilities of dropping all reruns, and of dropping scattered reruns.
 _DROP_ALL, _DROP_SCATTERED = 0.1, 0.2
-# Cuts after which making a sequence fit again is given up.
+# The number of cuts after which refitting a sequence is given up.
 _MOST_CUTS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class BytePrices:
-    """How the prices of bytes differ, so that equal parts of a graph do not all make the same choice.
+    """The differences between prices of bytes.
+
+    With different prices, equal parts of a graph make different choices.
 
     Attributes:
-        tilt: the share by which a tensor made at the start costs more, and one made at the end less. In a training
-            step, early tensors are needed late, when there is most room to recompute them.
+        tilt: the share by which a tensor produced at the start costs more, and one produced at the end less. In a
+            training step, early tensors are needed late, when there is most room to recompute them.
         noise: the share up to which prices are raised at random.
-        seed: of the noise.
+        seed: seed of the noise.
         margin: the share of the budget that kept tensors leave free for recomputed ones.
-        window: how many runs, drawn by the seed, are decided exactly at the first moment.
+        window: number of runs, drawn by the seed, to decide exactly at the first moment.
     """
 
     tilt: float = 0.1
@@ -65,19 +70,21 @@ class BytePrices:
 
 
 def count_layout(sequence: RematSequence, limits: Limits) -> None:
-    """Count the work of laying a sequence out: its runs, and what even the shortest one takes."""
+    """Count the work of laying out a sequence."""
     limits.spend(len(sequence) + _LEAST_WORK)
 
 
 def fit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Limits, most_cuts: int) -> AnySequence:
-    """Return the sequence with the reruns that make it fit; if it does not fit, the one of the least peak found.
+    """Add reruns to a sequence until it fits.
+
+    If it does not fit, return the sequence of least peak found.
 
     Args:
-        sequence: its reruns stay unless they become useless.
+        sequence: the sequence; its reruns stay unless they become useless.
         budget_bytes: device memory.
-        prices: they decide what is kept.
-        limits: where it ends; work is counted in runs that are laid out.
-        most_cuts: the attempt is given up after this many.
+        prices: prices that decide which tensors are kept.
+        limits: limits of the search; work is counted in runs laid out.
+        most_cuts: number of cuts after which to give up.
     """
     weights = prices.weights(sequence.reads)
     most_time = _MOST_TIMES * sequence.reads.graph.total_time
@@ -91,7 +98,7 @@ def fit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Li
         again = _choice(cut_point, room - free, weights, prices if number == 0 else None, limits)
         if again is None and free:
             again = _choice(cut_point, room, weights, None, limits)
-        # Laying the result out takes seconds in graphs of 100,000 ops.
+        # Laying out the result takes seconds in graphs of 100,000 ops.
         if again is None or limits.is_over:
             break
         before, sequence = sequence, sequence.with_reruns(cut_point.at, again).without_useless_reruns()
@@ -105,7 +112,10 @@ def fit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Li
 def _choice(
     cut_point: CutPoint, room: int, weights: NDArray[np.float64], prices: BytePrices | None, limits: Limits
 ) -> Bools | None:
-    """Return which runs to repeat, exactly in a window if the prices ask for one; None if nothing fits."""
+    """Return the runs to repeat; None if nothing fits.
+
+    The choice is exact in a window if the prices ask for one.
+    """
     choice = cut_point.cheapest(room, weights, limits)
     if choice is None or prices is None or not prices.window:
         return None if choice is None else choice.again
@@ -113,7 +123,7 @@ def _choice(
     start = int(np.random.default_rng(prices.seed).integers(most + 1))
     is_free = np.zeros(cut_point.at, dtype=np.bool_)
     is_free[start : start + prices.window] = True
-    from remat_cli.planners.min_cut.exact_choice import ChoiceWindow  # loads a solver, which many graphs do without
+    from remat_cli.planners.min_cut.exact_choice import ChoiceWindow  # loads a solver, which many graphs can do without
 
     outcome = ChoiceWindow(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
     limits.spend(_RUNS_A_UNIT * outcome.work)
@@ -121,13 +131,13 @@ def _choice(
 
 
 def without_needless(sequence: AnySequence, budget_bytes: int, limits: Limits) -> AnySequence:
-    """Return a sequence that fits without its needless reruns."""
+    """Remove needless reruns from a sequence that fits."""
     count_layout(sequence, limits)
     return without_needless_reruns(sequence, budget_bytes, limits)
 
 
-# Prices for first plans, from those that suit ample budgets to those for tight ones. Noise breaks the ties of equal
-# layers, which take minimum cuts much longer.
+# Prices for first plans, from those for ample budgets to those for tight budgets. Noise breaks the ties of equal
+# layers, which slow down minimum cuts.
 STARTS = (
     BytePrices(tilt=0.1, noise=0.02),
     BytePrices(tilt=0.1, noise=0.02, window=_WINDOW),
@@ -139,20 +149,20 @@ STARTS = (
 
 
 def move(sequence: AnySequence, budget_bytes: int, rng: np.random.Generator, limits: Limits) -> AnySequence | None:
-    """Return another plan that fits, or None where none was found.
+    """Return another plan that fits, or None.
 
     Args:
         sequence: a plan that fits.
         budget_bytes: device memory.
-        rng: of the random choices.
-        limits: where it ends; what is used is counted.
+        rng: source of the random choices.
+        limits: limits of the search, which count the work.
     """
     prices = drawn_prices(rng)
     return refit(ruined(sequence, rng), budget_bytes, prices, limits)
 
 
 def drawn_prices(rng: np.random.Generator) -> BytePrices:
-    """Return random prices, those of the first plans or larger ones."""
+    """Draw prices like those of first plans, or larger."""
     return BytePrices(
         tilt=float(rng.choice(_TILTS)),
         noise=float(rng.choice(_NOISES)),
@@ -163,14 +173,20 @@ def drawn_prices(rng: np.random.Generator) -> BytePrices:
 
 
 def refit(sequence: AnySequence, budget_bytes: int, prices: BytePrices, limits: Limits) -> AnySequence | None:
-    """Return a changed sequence made to fit again; None if that fails; arguments as of `fit`."""
+    """Fit a changed sequence again; None if that fails.
+
+    The arguments are those of `fit`.
+    """
     count_layout(sequence, limits)
     fitted = fit(sequence, budget_bytes, prices, limits, _MOST_CUTS)
     return without_needless(fitted, budget_bytes, limits) if fitted.peak <= budget_bytes else None
 
 
 def ruined(sequence: AnySequence, rng: np.random.Generator) -> AnySequence:
-    """Return the sequence without some of its reruns: those of a region, costly ones preferred, or random ones."""
+    """Drop some reruns: those of a region, random ones, or all.
+
+    Regions with costly reruns are preferred.
+    """
     reruns = np.flatnonzero(sequence.is_rerun)
     kind = rng.random()
     if kind < _DROP_ALL or not len(reruns):

@@ -1,4 +1,4 @@
-"""First plans by minimum cuts and large neighbourhood search, for graphs of any size."""
+"""The planner for graphs of any size: minimum cuts and neighbourhood search."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class MinCut:
-    """Decides by minimum cuts what is kept where memory is short, and improves that by large neighbourhood search.
+    """Keeps or recomputes tensors by minimum cuts, then searches large neighbourhoods.
 
     Where memory is shortest, a price for each byte kept makes the choice between keeping and recomputing a minimum cut;
-    the price is raised until what is kept fits. This is repeated until the whole plan fits. Moves of the search drop
+    the price is raised until the kept tensors fit. This is repeated until the whole plan fits. Moves of the search drop
     part of the reruns, and fit the plan again at other prices.
 
-    Source: ours. Cuts choose what is saved in PyTorch's AOTAutograd too (He 2022); neighbourhoods: Shaw 1998.
+    Source: ours. Cuts also choose the saved tensors of PyTorch's AOTAutograd (He 2022); neighbourhoods: Shaw 1998.
     Takes: any graph; 100,000 ops take seconds.
     Searches: plans whose ops run for the first time in the input order.
     Proves: a bound on the time of any of them: the cut at a moment, relaxed over all prices (Lagrangian).
@@ -26,11 +26,12 @@ class MinCut:
         more.
 
     Attributes:
-        time_limit: seconds.
-        work_limit: runs of ops that may be laid out, in millions; without one the search ends when it no longer pays.
-        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        cores: processes that search at the same time; 0: all. Their number does not change the plan.
-        seed: of random choices.
+        time_limit: limit on the search, in seconds.
+        work_limit: limit on the runs of ops laid out, in millions; without a limit the search ends when it no longer
+            pays.
+        gap: distance to the bound at which the search ends, as a share of the plain run's time.
+        cores: number of parallel processes; 0: all. Their number does not change the plan.
+        seed: seed of the random choices.
     """
 
     time_limit: float = 60.0
@@ -44,7 +45,7 @@ class MinCut:
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # numpy comes with it; the options are read without it.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.min_cut.search import MinCutSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

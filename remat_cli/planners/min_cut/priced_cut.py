@@ -1,13 +1,13 @@
-"""Priced cuts: what to keep and what to recompute at one moment of a sequence, at a price for each byte kept.
+"""Priced cuts: the tensors to keep at a moment, at a price per byte.
 
-During one run (the *moment*), memory holds the tensors that later runs read, or from which these are recomputed. Which
-ops to recompute after the moment, and hence what to keep through it, is a closure problem: a recomputed op needs its
-inputs, kept or recomputed too. With a price for each byte kept its optimum is a minimum cut, in any graph; over all
-prices these optima are the lower hull of time against bytes, and give a bound that holds whatever else is done
-(Lagrangian duality).
+During one run (the *moment*), memory holds the tensors that later runs read, or from which these are recomputed. The
+choice of ops to recompute after the moment, and hence of tensors to keep, is a closure problem: a recomputed op needs
+its inputs, kept or recomputed too. With a price for each byte kept its optimum is a minimum cut, in any graph; over all
+prices these optima are the lower hull of time against bytes, and give a bound that holds whatever other choices a plan
+makes (Lagrangian duality).
 
-Cuts like this choose what is saved for the backward pass in PyTorch's AOTAutograd (He, min-cut partitioner, 2022),
-there with memory traffic in place of prices.
+PyTorch's AOTAutograd chooses saved tensors by such cuts (He, min-cut partitioner, 2022), with memory traffic in place
+of prices.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 # Times and prices of bytes are scaled to whole numbers that add up to about this, far below 2^63.
 _TOTAL = 2**44
 _NEVER = 8 * _TOTAL
-# Binary digits of a price, where a bound is counted in whole numbers: rounding it costs 10^-9 of the overhead.
+# The number of binary digits of a price for bounds in whole numbers; rounding costs 10^-9 of the overhead.
 _DIGITS = 30
 _SOURCE, _SINK = 0, 1
-# The first prices, until something fits, as multiples of the price at which all bytes are worth the time of all runs.
+# The first prices, until a choice fits, as multiples of the price at which all bytes are worth the time of all runs.
 # The highest are for budgets that just fit; a maximum flow takes a thousand times as long at them, on a chain of
 # 100,000 ops.
 _FIRST_PRICES = (2.0**2, 2.0**8, 2.0**14, 2.0**20)
 _MOST_PRICES = 40
-# Sums of floats may be off by a smaller share.
+# Sums of floats may be off by a smaller share than this.
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class CutChoice:
-    """What to keep and what to recompute at a moment.
+    """The choice of kept and recomputed tensors at a moment.
 
     Attributes:
-        again: [moment] whether each run before it is repeated later.
-        bytes: kept through the moment, without those that its own run reads and makes.
-        weighted_bytes: the same, each tensor's times its weight.
-        time: of the reruns.
+        again: [moment] whether each earlier run is repeated later.
+        bytes: bytes kept through the moment, without inputs and outputs of its own run.
+        weighted_bytes: the same bytes, each tensor's times its weight.
+        time: time of the reruns.
     """
 
     again: Bools
@@ -62,28 +62,28 @@ class CutChoice:
 
 
 class CutPoint:
-    """A moment of a sequence at which a cut decides what is kept: the position of one run.
+    """A moment of a sequence, during one run, to be decided by a cut.
 
     Attributes:
         sequence: the runs.
-        at: position of the run that is carried out.
-        own_bytes: fixed bytes, and those of the run itself: inputs, outputs and workspace.
-        least_own_bytes: the same if the run works in place wherever its op can.
+        at: position of the moment's run.
+        own_bytes: fixed bytes, and the run's inputs, outputs and workspace.
+        least_own_bytes: the same bytes if the run works in place, if its op can.
     """
 
     def __init__(self, sequence: RematSequence, at: int) -> None:
         self.sequence, self.at = sequence, at
-        made_at = sequence.made[0]
-        self._count = count = int(np.searchsorted(made_at, at))  # instances made before
+        produced_at = sequence.made[0]
+        self._count = count = int(np.searchsorted(produced_at, at))  # number of instances produced before
         read_at, instance = sequence.read
-        needed = np.zeros(len(made_at), dtype=np.bool_)
+        needed = np.zeros(len(produced_at), dtype=np.bool_)
         needed[instance[np.searchsorted(read_at, at, side="right") :]] = True
         self.is_needed = needed[:count]
         here = sequence.inputs[at]
         self.is_here = np.zeros(count, dtype=np.bool_)
         self.is_here[here] = True
         self.is_here[sequence.away_at(at)] = True
-        outputs = slice(count, int(np.searchsorted(made_at, at, side="right")))
+        outputs = slice(count, int(np.searchsorted(produced_at, at, side="right")))
         graph = sequence.reads.graph
         needed_here = (
             sequence.bytes[here].sum() + sequence.bytes[outputs].sum() + graph.arrays.workspace_bytes[sequence.ops[at]]
@@ -98,10 +98,11 @@ class CutPoint:
 
     @cached_property
     def arcs(self) -> tuple[Ints, Ints]:
-        """Tails and heads of three groups of arcs: to recompute, to keep, and inputs of recomputed runs.
+        """Tails and heads of the arcs.
 
-        A run on the source's side is repeated, an instance there is needed after the moment. A needed instance that is
-        not recomputed is kept.
+        The three groups are arcs to recompute, arcs to keep, and arcs from recomputed runs to their inputs. A run on
+        the source's side is repeated, an instance there is needed after the moment. A needed instance that is not
+        recomputed is kept.
         """
         sequence, at, count = self.sequence, self.at, self._count
         runs = np.full(at, _SINK)
@@ -118,11 +119,13 @@ class CutPoint:
         return tails, heads
 
     def choose(self, price: float, weighted: NDArray[np.float64]) -> tuple[CutChoice, float]:
-        """Return the best choice at a price, and, about, the least time + price * weighted bytes.
+        """Return the best choice at a price, and its approximate cost.
+
+        The cost is time + price * weighted bytes.
 
         Args:
-            price: of keeping a byte, in units of time.
-            weighted: [kept] bytes of each instance made before the moment, times their weight.
+            price: price of keeping a byte, in units of time.
+            weighted: [kept] bytes of each instance produced before the moment, times their weight.
         """
         scale = _TOTAL / max(1.0, float(self.sequence.time), price * float(weighted.sum()))
         keeping = np.floor(price * scale * np.where(self.is_here, 0.0, weighted)).astype(np.int64)
@@ -131,11 +134,13 @@ class CutPoint:
         return self._choice(is_again, is_kept, weighted), worth / scale
 
     def minimum_cut(self, again: Ints, keeping: Ints) -> tuple[Bools, Bools, int]:
-        """Return [moment] which runs are repeated, [kept] what is kept for them or for later ones, and the cost.
+        """Return the repeated runs, the kept instances, and the cost.
+
+        The first two are [moment] and [kept] bool.
 
         Args:
-            again: [may run again] costs.
-            keeping: [kept] costs of each instance made before the moment.
+            again: [may run again] cost of each rerun.
+            keeping: [kept] cost of each instance produced before the moment.
         """
         flow, _ = self.maximum_flow(again, keeping)
         is_source = np.zeros(2 + len(self.may_run_again) + len(keeping), dtype=np.bool_)
@@ -145,11 +150,11 @@ class CutPoint:
         return is_again, is_kept, flow.optimal_flow()
 
     def maximum_flow(self, again: Ints, keeping: Ints) -> tuple[SimpleMaxFlow, Ints]:
-        """Solve the cut; return the solver, and the capacities of the arcs.
+        """Solve the cut; return the solver and the capacities of the arcs.
 
         Args:
-            again: [may run again] capacities.
-            keeping: [kept] capacities.
+            again: [may run again] capacities of arcs to recompute.
+            keeping: [kept] capacities of arcs to keep.
         """
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
@@ -172,12 +177,14 @@ class CutPoint:
         )
 
     def cheapest(self, room: int, weights: NDArray[np.float64], limits: Limits) -> CutChoice | None:
-        """Return the choice of the least time, of those that are the best at some price, that fits; None if none does.
+        """Return the fastest choice that fits and is best at some price.
+
+        None if no such choice fits.
 
         Args:
-            room: bytes for what is kept, what the moment's run itself needs left out.
+            room: bytes for kept tensors, without those of the moment's own run.
             weights: [T] factors on the price of the bytes of each tensor.
-            limits: no further price is tried at their end.
+            limits: limits after which no further price is tried.
         """
         weighted = self.sequence.bytes[: self._count] * weights[self.sequence.made[1][: self._count]]
         best = None
@@ -189,14 +196,14 @@ class CutPoint:
         return best
 
     def bound(self, room: int, limits: Limits | None = None) -> int:
-        """Return a lower bound on the time of reruns after the moment, whatever is kept and recomputed.
+        """Return a lower bound on the time of reruns after the moment.
 
         The best price is found in floating-point numbers; its bound is counted in whole ones (see `counted_bound`), so
-        it holds whatever errors the flow solver makes.
+        it holds for every choice, whatever errors the flow solver makes.
 
         Args:
-            room: bytes for what is kept, what the moment's run needs at the least left out.
-            limits: at their end, the best price until then is taken.
+            room: bytes for kept tensors, without the least that the moment's own run needs.
+            limits: limits after which the best price so far is taken.
         """
         best, best_price = 0.0, 0.0
         weighted = self.sequence.bytes[: self._count].astype(np.float64)
@@ -208,16 +215,16 @@ class CutPoint:
         return self.counted_bound(room, best_price) if best_price else 0
 
     def counted_bound(self, room: int, price: float) -> int:
-        """Return the bound that a price gives on the time of reruns, counted in whole numbers.
+        """Count the bound at a price in whole numbers.
 
         Take a flow through the network whose arcs to recompute have A times their time as capacity, and whose arcs to
         keep B times their bytes. No cut has less capacity than the value of the flow (weak duality), so for any choice
-        A * time + B * bytes kept >= flow, and with bytes kept <= room: time >= (flow - B * room) / A. The flow is
-        checked arc by arc; it need not be a maximum.
+        A * time + B * bytes kept >= flow, and with bytes kept <= room: time >= (flow - B * room) / A. The bound is on
+        the time of reruns. The flow is checked arc by arc; it need not be a maximum.
 
         Args:
-            room: bytes for what is kept.
-            price: of keeping a byte, in units of time; rounded to 30 binary digits.
+            room: bytes for kept tensors.
+            price: price of keeping a byte, in units of time; rounded to 30 binary digits.
         """
         mantissa, exponent = frexp(price)
         numerator = round(mantissa * 2**_DIGITS)
@@ -233,11 +240,11 @@ class CutPoint:
         return max(0, ceil(worth / scale - price_exact * room))
 
     def _choices(self, room: int, weighted: NDArray[np.float64]) -> Iterator[tuple[float, CutChoice, float]]:
-        """Yield prices, the best choices at them, and the costs of these, ever closer to the choice that just fits.
+        """Yield prices with their best choices and costs.
 
-        In time against bytes, the best choices at all prices are the corners of a convex line. Between a choice that
-        fits and one that does not, the next price is the slope of the line through both; if no choice lies below that
-        line, the two are neighbours.
+        They approach the choice that just fits. In time against bytes, the best choices at all prices are the corners
+        of a convex line. Between a choice that fits and one that does not, the next price is the slope of the line
+        through both; if no choice lies below that line, the two are neighbours.
         """
         never = np.zeros(self.at, dtype=np.bool_)
         above = self._choice(never, self.is_needed & ~self.is_here, weighted)
@@ -289,18 +296,20 @@ def worth_of_flow(tails: Ints, heads: Ints, capacities: Ints, flows: Ints) -> in
 
 
 def scaled_down(values: Ints, factor: Fraction) -> Ints:
-    """Return whole numbers at most values times a factor, and less than 2 below that if it is below 2^44.
+    """Multiply by a factor, rounding down to whole numbers.
+
+    The results are less than 2 below the exact products, if those are below 2^44.
 
     Args:
         values: [entries] from 0 to 2^60.
-        factor: above 0, with a power of two as denominator; its numerator has up to 31 binary digits, without the zeros
-            at the end.
+        factor: a number above 0 with a power of two as denominator; its numerator has up to 31 binary digits, not
+            counting final zeros.
     """
     zeros = (factor.numerator & -factor.numerator).bit_length() - 1
     odd, exponent = factor.numerator >> zeros, zeros - (factor.denominator.bit_length() - 1)
     if exponent >= 0:
         return (values * odd) << exponent
-    # In two parts, each rounded down, where the product would not fit 64 bits.
+    # In two parts, each rounded down, if the product would not fit 64 bits.
     low_bits = max(0, int(values.max(initial=0)).bit_length() + odd.bit_length() - 62)
     high, low = values >> low_bits, values & ((1 << low_bits) - 1)
     return ((high * odd) >> (-exponent - low_bits)) + ((low * odd) >> -exponent)

@@ -1,8 +1,8 @@
-"""Large neighbourhood search over plans of graphs of any size, in rounds that several processes share.
+"""Large neighbourhood search over plans of graphs of any size.
 
-A move drops part of a plan's reruns, makes it fit again by cuts at other prices, and leaves out what the budget has
-room to do without. Each task of a round makes a few moves from the round's best plan; the best of the tasks is the next
-round's.
+A move drops part of a plan's reruns, fits the plan again by cuts at other prices, and drops reruns that the budget can
+do without. Processes share the tasks of a round: each task makes a few moves from the round's best plan, and the best
+result starts the next round.
 
 Source: Shaw, Using Constraint Programming and Local Search Methods to Solve Vehicle Routing Problems, CP 1998; ruin and
 recreate: Schrimpf et al., Record Breaking Optimization Results, J. Comput. Phys. 2000.
@@ -29,26 +29,26 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import GraphReads, Ints
 from remat_cli.planners.shared.sequence import RematSequence
 
-# Cuts after which a first plan is given up: at first, and where none was found so.
+# The number of cuts after which a first plan is given up: at first, and if there is no plan yet.
 _FEW_CUTS, _MANY_CUTS = 6, 200
-# First plans of a search that begins anew. On ResNet-50 at 60 % ten such searches, of 3 s each, came to 16.8 to 19.9 %;
-# from the one best first plan, to 17.2 to 19.7 %.
+# The number of first plans of a restarted search. On ResNet-50 at 60 % ten such searches, of 3 s each, came to 16.8 to
+# 19.9 %; from the one best first plan, to 17.2 to 19.7 %.
 _DRAWN_STARTS = 6
-# Tasks of a round, and moves of a task: the same for any number of processes, and so is the plan.
+# Tasks of a round, and moves of a task. They are the same for any number of processes, and so is the plan.
 _TASKS = 4
 _MOVES = 4
-# Seconds of a part of the search from which on starting processes pays.
+# The seconds of a part of the search from which on more processes pay.
 _WORTH_PROCESSES = 1.0
 # A search ends after this many rounds in a row without a gain; sooner if the plan has few reruns.
 _PATIENCE = 4
 _RERUNS_A_ROUND = 4
-# Moments at which the bound is taken, at most; fewer where they and the ops multiply to more than this.
+# The largest number of moments for the bound; fewer if moments times ops would exceed the second number.
 _MOST_MOMENTS = 8
 _OPS_FOR_ALL_MOMENTS = 100_000
-# Up to how many ops the choice at a moment is solved exactly, and the solver's counted work that it may take.
+# The largest number of ops for an exact choice at a moment, and the solver's counted work for it.
 _MOST_FOR_EXACT = 20_000
 _BOUND_WORK = 2.0
-# The share of the time left that the exact proof may take.
+# The share of the remaining time for the exact proof.
 _SHARE_OF_PROOF = 0.25
 
 
@@ -57,11 +57,11 @@ class Task:
     """A few moves from one plan.
 
     Attributes:
-        ops: of the plan.
+        ops: ops of the plan's runs.
         budget_bytes: device memory.
-        seed: of the random choices.
-        deadline: `time.monotonic()`, which all processes share, at which it ends.
-        work: runs of ops that may be laid out.
+        seed: seed of the random choices.
+        deadline: end of the task by `time.monotonic()`, which all processes share.
+        work: limit on the runs of ops laid out.
     """
 
     ops: Ints
@@ -72,7 +72,7 @@ class Task:
 
 
 def carry_out(reads: GraphReads, task: Task) -> tuple[Ints, float]:
-    """Return the ops of the best plan that a task finds, and the work that it took."""
+    """Carry out a task; return the best plan's ops and the work."""
     limits = Limits(task.deadline, task.work)
     rng = np.random.default_rng(task.seed)
     best = RematSequence(reads, task.ops)
@@ -89,14 +89,18 @@ _RunAll = Callable[[Sequence[Task]], Iterable[tuple[Ints, float]]]
 
 
 class MinCutSearch:
-    """One search: first plans, then rounds of moves. Ops run for the first time in one order throughout.
+    """A search of first plans, then rounds of moves, in one order.
+
+    The order is that of first runs.
+
+    Ops run for the first time in one order throughout.
 
     Attributes:
-        incumbent: is offered every plan; is told of bounds where the order is the input order.
-        limits: where the search stops; may be set anew between its parts.
-        current: the plan that moves start from: the best in this order since the search began anew; None before one
-            fits. The best of all is the incumbent's.
-        rounds: of moves.
+        incumbent: receives every plan, and bounds if the order is the input order.
+        limits: where the search stops; may be replaced between parts of the search.
+        current: the plan that moves start from: the best in this order since the last restart; None before one fits.
+            The best of all is the incumbent's.
+        rounds: number of rounds so far.
     """
 
     def __init__(
@@ -105,12 +109,12 @@ class MinCutSearch:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found.
-            limits: where the search stops. Work is counted in runs that are laid out. Under limits of work alone the
-                same search finds the same plan, however many cores there are.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-            start: a plan to begin with, in whose order of first runs to plan; one that does not fit, such as the plain
-                run in some order, gives the order alone.
+            incumbent: keeps the plans found.
+            limits: limits of the search. Work is counted in runs laid out. Under a work limit alone, the plan does not
+                depend on the number of cores.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
+            start: a first plan, whose order of first runs is kept; a sequence that does not fit, such as the plain run
+                in some order, gives only the order.
         """
         graph = incumbent.problem.graph
         self.incumbent = incumbent
@@ -122,15 +126,15 @@ class MinCutSearch:
         self._plain = RematSequence(start.reads, start.first_runs)  # every op once, in this order
         self._is_input_order = start.keeps_input_order
         self.current = start if start.peak <= self._budget else None
-        self._bound = graph.total_time  # on plans in this order
+        self._bound = graph.total_time  # bound on plans in this order
         self._has_begun = False
         self._nothing_fits = False
         self._restarts = 0
-        self._tightest: CutPoint | None = None  # the moment that the bound is of
-        self._longest_part = 0.0  # seconds that a part of the search took: a first plan, or a round
+        self._tightest: CutPoint | None = None  # the moment of the bound
+        self._longest_part = 0.0  # longest time of a part of the search, a first plan or a round, in seconds
 
     def run(self) -> None:
-        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        """Search until gain, gap or limits end the search."""
         if not self._has_begun:
             self.begin()
         self._prove()
@@ -139,22 +143,22 @@ class MinCutSearch:
         self._improve()
 
     def begin(self) -> None:
-        """Look for a plan at once."""
+        """Look for a quick first plan."""
         self._has_begun = True
         self.incumbent.observe.phase("first plans by minimum cuts")
         self._start_at(STARTS[0], _FEW_CUTS)
 
     def start(self) -> None:
-        """Look for first plans."""
+        """Look for first plans at all prices."""
         self.incumbent.observe.phase("first plans by minimum cuts")
         for prices in STARTS[1:] if self._has_begun else STARTS:
             self._start_at(prices, _FEW_CUTS)
-        if self.current is None:  # many reruns need reruns themselves: leave room for these
+        if self.current is None:  # many reruns need reruns themselves: prices with margins leave memory for them
             for prices in reversed(STARTS):
                 self._start_at(prices, _MANY_CUTS)
 
     def restart(self) -> None:
-        """Search again, with other first plans and other random choices."""
+        """Search again, with other first plans and random choices."""
         before, self.current = self.current, None
         self._restarts += 1
         rng = np.random.default_rng((self.limits.seed, self._restarts))
@@ -171,17 +175,17 @@ class MinCutSearch:
             return
         began = monotonic()
         sequence = fit(self._plain, self._budget, prices, self.limits, most_cuts)
-        found = monotonic()
+        found_at = monotonic()
         self._take(sequence)
         if sequence.peak <= self._budget:
             # Leave time for judging the result within the limits.
-            limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found))
+            limits = replace(self.limits, deadline=self.limits.deadline - (monotonic() - found_at))
             self._take(without_needless(sequence, self._budget, limits))
             self.limits.work = limits.work
         self._longest_part = max(self._longest_part, monotonic() - began)
 
     def _improve(self) -> None:
-        """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
+        """Make moves until gain, gap or limits end the search."""
         if self.current is None:
             return
         self.incumbent.observe.phase("searching neighbourhoods")
@@ -208,7 +212,7 @@ class MinCutSearch:
 
     @property
     def _is_done(self) -> bool:
-        """Whether a limit is reached, or the best plan is as near to the bound as is asked for."""
+        """Whether a limit is reached, or the plan is near enough to the bound."""
         if self.limits.is_over or self._nothing_fits:
             return True
         near = self._bound + self._gap * self._plain.time
@@ -222,7 +226,7 @@ class MinCutSearch:
     # Proofs
 
     def _prove(self) -> None:
-        """Bound what plans with this order of first runs cost."""
+        """Bound the time of plans with this order of first runs."""
         if self._is_done:
             return
         self.incumbent.observe.phase("proving a bound")
@@ -236,13 +240,16 @@ class MinCutSearch:
                 extra = cut_point.bound(self._budget - cut_point.least_own_bytes, self.limits)
                 if extra > best:
                     best, self._tightest = extra, cut_point
-        if best > plain.time:  # to run everything again would take no longer
+        if best > plain.time:  # running everything again would take no longer
             self._note_that_none_fits(Basis.COUNTED)
         else:
             self._raise_bound(best, Basis.COUNTED)
 
     def _sharpen(self) -> None:
-        """Raise the bound to the exact optimum of the choice at the moment with the most reruns."""
+        """Raise the bound to the exact optimum at the tightest moment.
+
+        That is the moment with the most reruns.
+        """
         if self._is_done or self._tightest is None or len(self._plain) > _MOST_FOR_EXACT:
             return
         cut_point = self._tightest
@@ -273,17 +280,17 @@ class MinCutSearch:
 
 
 def _patience(sequence: RematSequence) -> int:
-    """Return after how many rounds in a row without a gain the search ends."""
+    """Return the number of fruitless rounds that end the search."""
     return min(_PATIENCE, ceil(int(sequence.is_rerun.sum()) / _RERUNS_A_ROUND))
 
 
 def _in_processes(reads: GraphReads, jobs: int, stack: ExitStack) -> _RunAll:
-    """Return what carries out tasks in processes that end with `stack`."""
+    """Return a function that runs tasks in processes, which end with `stack`."""
     pool = stack.enter_context(process_pool(min(jobs, _TASKS), _prepare, (reads.graph,)))
     return partial(run_in, pool, _carry_out, alone=partial(carry_out, reads))
 
 
-_own_reads: GraphReads  # of a process of the pool
+_own_reads: GraphReads  # the graph of a worker process
 
 
 def _prepare(graph: Graph) -> None:

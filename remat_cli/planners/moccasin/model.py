@@ -1,14 +1,14 @@
-"""The retention intervals of Bartan et al. 2023 (section 2) as a CP-SAT model.
+"""Retention intervals (Bartan et al. 2023, section 2) as a CP-SAT model.
 
-Beyond the paper's graphs, of ops with one output each and nothing else:
+The model extends the paper's graphs, whose ops have one output and no workspace:
 
-- An op with several outputs has an interval for each of them; they start together, and each ends on its own.
+- An op with several outputs has an interval for each; the intervals start together and end independently.
 - An op's workspace is an interval of one event.
 - The graph's outputs are read once more, at the end.
 - A tensor of 0 bytes has no interval, as keeping it costs nothing: it only orders first runs.
 - An op that takes over the storage of an input takes no memory for the shared bytes while it runs.
 
-Intervals are half-open: one that is read for the last time at event t ends at t + 1.
+Intervals are half-open: an interval whose last read is at event t ends at t + 1.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ from remat_cli.planners.shared.cp_sat import Values
 from remat_cli.planners.shared.scaling import unit_of
 
 Event = LinearExpr | int
-Starts = Sequence[Sequence[int]]  # for each op, the events at which it runs, in order
+Starts = Sequence[Sequence[int]]  # the events of each op's runs, in order
 
 
 @dataclass(frozen=True, eq=False)
 class _IntervalRun:
-    """A chance to run an op; the retention intervals of its outputs start with it.
+    """A possible run of an op.
+
+    The retention intervals of the op's outputs start with the run.
 
     Attributes:
         op: number of the op; the number of ops stands for the end, which reads the graph's outputs.
-        number: which run of the op it is.
-        start: the event.
-        earliest: event.
-        latest: event.
+        number: position among the op's runs.
+        start: event of the run.
+        earliest: its earliest event.
+        latest: its latest event.
         place: the variable that decides on the event; None if there is only one.
-        active: the variable that says whether it takes place; None if it must.
+        active: the variable that says whether the run takes place; None if it must.
     """
 
     op: int
@@ -69,14 +71,14 @@ class _IntervalRun:
 
 @dataclass(frozen=True, eq=False)
 class _IntervalRead:
-    """A tensor is read by a run.
+    """The read of a tensor by a run.
 
     Attributes:
         tensor: number of the tensor.
         reader: the run.
-        sources: the runs of the tensor's producer whose interval it may be read from.
-        choice: variables that select the source: of two, whether it is the first; of more, one for each.
-        takes_over: whether the reader takes over the tensor's storage; None where it cannot.
+        sources: the producer's runs whose intervals may serve the read.
+        choice: variables that select the source: a single one between two sources, one per source for more.
+        takes_over: whether the reader takes over the tensor's storage; None if it cannot.
     """
 
     tensor: int
@@ -86,7 +88,7 @@ class _IntervalRead:
     takes_over: IntVar | None = None
 
     def cases(self) -> Iterator[tuple[_IntervalRun, list[LiteralT]]]:
-        """Yield each source with the literals that say that it is read from."""
+        """Yield each source, with its selecting literals."""
         literals: Sequence[LiteralT] = self.choice
         if len(self.sources) == 2:
             literals = [self.choice[0], ~self.choice[0]]
@@ -95,10 +97,10 @@ class _IntervalRead:
 
 
 class IntervalModel:
-    """The model for one graph; complete once something is minimised.
+    """The model for one graph; complete once a `minimise_` method has run.
 
     Attributes:
-        model: for the solver.
+        model: the CP-SAT model.
     """
 
     def __init__(self, graph: Graph, slots: EventSlots) -> None:
@@ -109,14 +111,14 @@ class IntervalModel:
         self._producer: list[int] = arrays.producer.tolist()
         self._size: list[int] = arrays.tensor_bytes.tolist()
         self._workspace: list[int] = arrays.workspace_bytes.tolist()
-        self._saving: list[int] = arrays.inplace_bytes.tolist()  # of each op, by working in place
+        self._saving: list[int] = arrays.inplace_bytes.tolist()  # bytes that each op saves by working in place
         self._runs = [[self._run(op, number) for number in range(slots.most_runs[op])] for op in range(len(graph.ops))]
         self._finish = _IntervalRun(len(graph.ops), 0, slots.end, slots.end, slots.end)
-        self._ends: dict[int, list[IntVar]] = {}  # by tensor, for each run of its producer
+        self._ends: dict[int, list[IntVar]] = {}  # by tensor: the end of its interval for each run of its producer
         self._readers: dict[int, list[_IntervalRun]] = {}  # by tensor
         self._readings: dict[int, list[_IntervalRead]] = {}  # by tensor
         self._intervals: list[IntervalVar] = []
-        self._bytes: list[int] = []  # of each interval
+        self._bytes: list[int] = []  # bytes of each interval
         for tensor, readers in self._reading_ops().items():
             self._readers[tensor] = [run for op in readers for run in self._runs_of(op)]
             self._add_tensor(tensor)
@@ -130,11 +132,11 @@ class IntervalModel:
         """Minimise the peak, down to the budget (equation 12).
 
         Args:
-            room: bytes for what ops make: the budget without the fixed bytes.
+            room: bytes for outputs of ops: the budget without the fixed bytes.
             largest: an upper limit on the peak, in bytes.
 
         Returns:
-            Bytes that one step of the objective stands for.
+            Bytes per step of the objective.
         """
         unit, demands = self._demands
         peak = self.model.new_int_var(room // unit, max(room, largest) // unit, "peak")
@@ -143,13 +145,13 @@ class IntervalModel:
         return unit
 
     def minimise_time(self, room: int) -> int:
-        """Minimise the time of all runs but the first ones, within the budget (equation 1).
+        """Minimise the time of reruns within the budget (equation 1).
 
         Args:
-            room: bytes for what ops make: the budget without the fixed bytes.
+            room: bytes for outputs of ops: the budget without the fixed bytes.
 
         Returns:
-            Time that one step of the objective stands for.
+            Time per step of the objective.
         """
         unit, demands = self._demands
         self.model.add_cumulative(self._intervals, demands, room // unit)
@@ -161,7 +163,7 @@ class IntervalModel:
         return time_unit
 
     def starts(self, values: Values) -> list[list[int]]:
-        """Return at which events each op runs in a solution."""
+        """Return the events of each op's runs in a solution."""
         return [
             [
                 run.earliest if run.place is None else self._slots.event(run.op, int(values[run.place.index]))
@@ -172,7 +174,7 @@ class IntervalModel:
         ]
 
     def hint(self, starts: Starts) -> None:
-        """Suggest a plan to begin with."""
+        """Suggest a plan to start from."""
         for runs in self._runs:
             for run in runs:
                 event = self._event(run, starts)
@@ -185,40 +187,43 @@ class IntervalModel:
             self._hint_ends(tensor, starts)
 
     def _hint_ends(self, tensor: int, starts: Starts) -> None:
-        """Suggest that each reader reads from the last interval that began before it."""
+        """Suggest that each reader uses the latest interval."""
         runs = self._runs[self._producer[tensor]]
-        made = starts[self._producer[tensor]]
-        ends = [(made[run.number] if run.number < len(made) else run.earliest) + 1 for run in runs]
+        start = starts[self._producer[tensor]]
+        ends = [(start[run.number] if run.number < len(start) else run.earliest) + 1 for run in runs]
         for reader in self._readers[tensor]:
             at = self._event(reader, starts)
             if at is not None:
-                source = bisect_left(made, at) - 1
+                source = bisect_left(start, at) - 1
                 ends[source] = max(ends[source], at + 1)
         for run, end in zip(runs, self._ends[tensor], strict=True):
             self.model.add_hint(end, ends[run.number])
         for reading in self._readings[tensor]:
             at = self._event(reading.reader, starts)
-            chosen = 0 if at is None else bisect_left(made, at) - 1
+            chosen = 0 if at is None else bisect_left(start, at) - 1
             for run, literal in zip(reading.sources, reading.choice, strict=False):
                 self.model.add_hint(literal, run.number == chosen)
             if reading.takes_over is not None:
                 self.model.add_hint(reading.takes_over, at is not None and ends[chosen] == at + 1)
 
     def _event(self, run: _IntervalRun, starts: Starts) -> int | None:
-        """Return when a run takes place; None where it does not."""
+        """Return the event of a run; None if the run does not take place."""
         if run is self._finish:
             return self._slots.end
         return starts[run.op][run.number] if run.number < len(starts[run.op]) else None
 
     @property
     def _demands(self) -> tuple[int, list[int]]:
-        """Return a unit of bytes, and in it the memory of each interval, rounded down so that no plan is ruled out."""
+        """Return a unit of bytes, and the memory of each interval in that unit.
+
+        Sizes are rounded down, so that no plan is ruled out.
+        """
         sizes = np.array(self._bytes, dtype=np.int64)
         unit = max(unit_of(sizes), int(np.gcd.reduce(sizes)))
         return unit, (sizes // unit).tolist()
 
     def _reading_ops(self) -> dict[int, list[int]]:
-        """Return the readers of each tensor that takes memory and is read."""
+        """Return the readers of each tensor that takes memory and has readers."""
         readers: dict[int, list[int]] = {}
         for op, tensors in enumerate(self._graph.arrays.inputs):
             for tensor in tensors:
@@ -239,18 +244,18 @@ class IntervalModel:
             return _IntervalRun(op, number, earliest, earliest, latest, active=active)
         place = model.new_int_var_from_domain(Domain.from_values(list(places)), "")
         if active is not None:
-            # A run that does not take place leaves no choice of a place.
+            # A run that does not take place leaves no choice of its place.
             self._add(place == places[0], [~active])
         return _IntervalRun(op, number, slots.scale * place + slots.offset[op], earliest, latest, place, active)
 
     def _add(self, constraint: BoundedLinearExpression | bool | np.bool_, condition: Sequence[LiteralT] = ()) -> None:
-        """Add a constraint that holds where all literals of the condition do."""
+        """Add a constraint that holds if all literals in `condition` are true."""
         added = self.model.add(constraint)
         if condition:
             added.only_enforce_if(condition)
 
     def _add_tensor(self, tensor: int) -> None:
-        """Add the retention intervals' ends, and what they must cover."""
+        """Add the ends of a tensor's intervals, and the reads to cover."""
         runs = self._runs[self._producer[tensor]]
         readers = self._readers[tensor]
         last = max(reader.latest for reader in readers) + 1
@@ -270,7 +275,7 @@ class IntervalModel:
         return op < len(self._runs) and self._graph.arrays.inplace[op] == tensor and self._saving[op] > 0
 
     def _add_reading(self, tensor: int, reader: _IntervalRun) -> None:
-        """Add: one of the tensor's intervals covers the reader's event (equation 5)."""
+        """Add the constraint that an interval covers the read (equation 5)."""
         sources = [run for run in self._runs[self._producer[tensor]] if run.earliest < reader.latest]
         takes_over = self.model.new_bool_var("") if self._may_take_over(reader.op, tensor) else None
         reading = _IntervalRead(tensor, reader, sources, self._choice(reader, len(sources)), takes_over)
@@ -283,7 +288,10 @@ class IntervalModel:
                 self.model.add_bool_or(source.active).only_enforce_if(condition)
 
     def _choice(self, reader: _IntervalRun, count: int) -> list[IntVar]:
-        """Return the variables of a choice between sources: the first of them where the run does not take place."""
+        """Return variables that choose a source.
+
+        If the run does not take place, the first source is chosen.
+        """
         choice = [self.model.new_bool_var("") for _ in range(count if count > 2 else count - 1)]
         if count > 2:
             self.model.add_exactly_one(choice)
@@ -292,17 +300,20 @@ class IntervalModel:
         return choice
 
     def _leave_out_useless_runs(self, op: int) -> None:
-        """Add: an output of each run is read."""
+        """Add the constraint that each run has an output that is read."""
         readings = [reading for tensor in self._read_outputs(op) for reading in self._readings[tensor]]
         for run in self._runs[op]:
             if run.number:
                 self._add_use(run, readings)
             elif self._is_free(run) and all(self._size[tensor] for tensor in self._graph.arrays.outputs[op]):
-                # A first run that serves any reader serves the first run of a reader.
+                # A first run that serves any reader also serves the first run of some reader.
                 self._add_use(run, [reading for reading in readings if reading.reader.active is None])
 
     def _is_free(self, run: _IntervalRun) -> bool:
-        """Tell whether a first run can wait until its outputs are needed; one fixed in the input order cannot."""
+        """Tell whether a first run can wait for its readers.
+
+        A run fixed by the input order cannot.
+        """
         return run.place is not None and not self._slots.in_input_order
 
     def _add_use(self, run: _IntervalRun, readings: Sequence[_IntervalRead]) -> None:
@@ -331,9 +342,10 @@ class IntervalModel:
         self._add_interval(run.start, run.start + 1, run, passing)
 
     def _begin_in_place(self, run: _IntervalRun) -> Event:
-        """Return when the storage that a run can take over begins to count for its output: one event later if it does.
+        """Return the event from which shared storage counts for the output.
 
-        It does if the input's interval ends with the run.
+        This is one event later if the run takes the storage over, which it does if the input's interval ends with the
+        run.
         """
         tensor = self._graph.arrays.inplace[run.op]
         reading = next(each for each in self._readings[tensor] if each.reader is run)

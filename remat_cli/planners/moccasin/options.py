@@ -1,4 +1,4 @@
-"""Options of `moccasin`, as its search reads them."""
+"""Options of `moccasin`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from remat_cli.planners.shared.option_checks import check_least
 
 
 class FirstRuns(StrEnum):
-    """When ops may run for the first time."""
+    """The order of ops' first runs."""
 
     INPUT = "input"  # in the graph's order
-    FREE = "free"  # whenever their inputs are in memory
+    FREE = "free"  # any order in which inputs are in memory
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,15 @@ class MoccasinOptions:
     """Options of `moccasin`.
 
     Attributes:
-        order: input: ops run for the first time in the graph's order; free: in any that the slots allow.
-        staged: each op has one slot in each stage (section 2.3); false: any op may run at any event (section 2.1),
-            for small graphs.
-        max_retentions: how often an op may run, the first time included (C_v).
-        phases: 2: first lower the peak until a plan fits, then the time (section 2.4); 1: leave out the former.
-        time_limit: seconds.
-        work_limit: limits the solver's own count of its work instead of seconds, so that any machine gives the same
-            result.
+        order: input: ops run for the first time in the graph's order; free: in any order that the slots allow.
+        staged: each op has one slot in each stage (section 2.3); false: any op may run at any event (section 2.1), for
+            small graphs.
+        max_retentions: largest number of runs of an op, including the first (C_v).
+        phases: 2: first lower the peak until a plan fits, then the time (section 2.4); 1: lower only the time.
+        time_limit: limit in seconds.
+        work_limit: limit on the solver's counted work instead of seconds, so that every machine gives the same result.
         cores: threads of the solver; 0: all.
-        seed: of the solver's random choices.
+        seed: seed of the solver's random choices.
     """
 
     order: FirstRuns = FirstRuns.INPUT

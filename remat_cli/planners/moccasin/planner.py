@@ -1,4 +1,4 @@
-"""MOCCASIN: retention intervals in constraint programming, Bartan et al. 2023."""
+"""The MOCCASIN planner: retention intervals by constraint programming."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from remat_cli.planners.moccasin.options import MoccasinOptions
 
 @dataclass(frozen=True)
 class Moccasin(MoccasinOptions):
-    """Decides by constraint programming when each op runs and until when its outputs stay, a few runs for each op.
+    """Chooses runs and retention intervals of tensors by constraint programming. Each op has a few runs.
 
     Source: Bartan et al., MOCCASIN: Efficient Tensor Rematerialization for Neural Networks, ICML 2023.
     Takes: any graph of up to a thousand ops or so.
     Searches: schedules in which each op runs a few times at most; by default in stages, stage t running op t for the
         first time after any earlier ones for a further time, in their order.
-    Proves: which plan is the best of these, or that none of them fits (scope planner).
+    Proves: that its plan is the best of these, or that none of them fits (scope planner).
     Complexity: a CP-SAT model of O(C N) intervals for N ops and C runs of each, and O(C M) readings for M data
         dependencies.
     """
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # ortools comes with it; the options are read without it.
+        # This import needs ortools; reading the options must not.
         from remat_cli.planners.moccasin.search import MoccasinSearch
 
         return MoccasinSearch(problem, self, observe).run()

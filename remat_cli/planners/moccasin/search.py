@@ -1,4 +1,7 @@
-"""The two phases of Bartan et al. 2023 (section 2.4), over growing sets of chances to recompute."""
+"""The two phases of Bartan et al. 2023 (section 2.4).
+
+Each runs over growing sets of chances to recompute.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,24 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import Rounding
 from remat_cli.planners.shared.sequence import RematSequence
 
-# Depths of recomputation that are tried before all of it, and the solver's work that each may take in each phase.
+# Depths of recomputation to try before all depths, and the solver's work for each in each phase.
 _WORK_OF_DEPTH: Mapping[int, float] = {1: 1.0, 2: 2.0, 4: 4.0}
-# With this many places for runs or fewer, trying some of them first gains nothing.
+# The number of places for runs up to which all are tried at once.
 _FEW_PLACES = 200
-# How many plans may be refused that exceed the budget by the rounding of sizes, at most 10^-6 of it.
+# The number of refused plans, which exceed the budget by the rounding of sizes, at most 10^-6 of it.
 _MOST_REFUSALS = 4
-# Linear relaxations cost more here than their bounds are worth.
+# Linear relaxations cost more time here than their bounds are worth.
 _SETTINGS = {"linearization_level": 0}
 
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """Slots to search.
+    """A set of slots to search.
 
     Attributes:
-        slots: when ops may run.
-        work: of the solver, for each phase.
-        is_last: whether these are all the slots there are, so that what is proven holds for the planner.
+        slots: slots for the runs of ops.
+        work: solver's work for each phase.
+        is_last: whether these are all slots, so that proofs hold for the planner.
     """
 
     slots: EventSlots
@@ -53,7 +56,7 @@ class MoccasinSearch:
             options.time_limit, options.work_limit, cores=options.cores, seed=options.seed, observe=observe
         )
         self._incumbent = Incumbent(problem, observe)
-        self._starts: dict[Plan, Starts] = {}  # when each op runs in the model, of plans worth starting from
+        self._starts: dict[Plan, Starts] = {}  # the events of each op's runs, for plans worth starting from
         self._stats = {"models": 0, "variables": 0, "constraints": 0}
 
     def run(self) -> PlanResult:
@@ -82,7 +85,7 @@ class MoccasinSearch:
         yield _Level(every, inf, True)
 
     def _search(self, level: _Level, plain: Plan) -> None:
-        """Search some slots."""
+        """Search a set of slots."""
         incumbent = self._incumbent
         if incumbent.best is None and self._options.phases > 1:
             incumbent.observe.phase("finding a plan that fits")
@@ -113,14 +116,15 @@ class MoccasinSearch:
                     time = self._graph.total_time + bound * unit
                     self._incumbent.prove(time, Scope.PLANNER, Basis.ONE_SOLVER)
 
-            # A proof for less room than there is, or for some of the slots, says nothing about all plans.
+            # A proof for less room, or for some of the slots, says nothing about all plans.
             is_proof = level.is_last and attempt == 0
             outcome = self._solve(model, level, self._incumbent.best, on_bound if is_proof else None)
             if is_proof and outcome.bound is not None:
                 on_bound(outcome.bound)
             if is_proof and outcome.status is Status.INFEASIBLE:
                 self._note_that_none_fits()
-            # If sizes were rounded down, the judge may refuse a plan that is slightly too large: leave that much free.
+            # If sizes were rounded down, the judge may refuse a plan that is slightly too large: leave that much memory
+            # free.
             refused = 0 if outcome.values is None else self._sequence(model.starts(outcome.values)).peak - self._budget
             if refused <= 0 or self._is_over:
                 return
@@ -140,7 +144,10 @@ class MoccasinSearch:
     def _solve(
         self, model: IntervalModel, level: _Level, start: Plan | None, on_bound: OnBound | None = None
     ) -> SolverOutcome:
-        """Run the solver from a plan, or from the plain run, and keep what it finds."""
+        """Run the solver from a known plan, and keep its solutions.
+
+        Without a known plan it starts from the plain run.
+        """
         model.hint(level.slots.plain_starts if start is None else self._starts.get(start, level.slots.plain_starts))
 
         def on_solution(values: Values) -> None:
@@ -166,5 +173,5 @@ class MoccasinSearch:
 
     @property
     def _is_over(self) -> bool:
-        """Whether there is nothing better to find, or nothing left to search with."""
+        """Whether the result is proven, or the limits are reached."""
         return self._incumbent.is_settled or self._limits.is_over

@@ -1,4 +1,7 @@
-"""The events of Bartan et al. 2023: when each op may run, with stages (section 2.3) or without (section 2.1)."""
+"""The events of Bartan et al. 2023 at which ops may run.
+
+They have stages (section 2.3) or not (section 2.1).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class EventSlots:
-    """Events are numbered in time; each op has places to run at, which stand for events.
+    """The places of each op's runs, each of which is an event in time.
 
     Attributes:
         scale: events between one place and the next; place p of op v is event `scale * p + offset[v]`.
-        offset: for each op.
+        offset: number added for each op.
         first: for each op, the places of its first run.
         again: for each op, the places of its other runs.
-        most_runs: for each op.
+        most_runs: largest number of runs of each op.
         end: the event after all others, when the graph's outputs are read.
-        shared: whether several ops have the same events, of which each then has one run at most.
-        in_input_order: whether first runs must keep the input order though their places allow others.
+        shared: whether several ops have the same events; an event then has at most one run.
+        in_input_order: whether first runs must keep the input order although their places allow other orders.
     """
 
     scale: int
@@ -40,16 +43,16 @@ class EventSlots:
     in_input_order: bool = False
 
     def event(self, op: int, place: int) -> int:
-        """Return the event that a place of an op stands for."""
+        """Return the event of an op's place."""
         return self.scale * place + self.offset[op]
 
     def place(self, op: int, event: int) -> int:
-        """Return the place of an op that stands for an event of its own."""
+        """Return the place of an op's event."""
         return (event - self.offset[op]) // self.scale
 
     @property
     def count(self) -> int:
-        """How many places there are, over all ops."""
+        """Number of places over all ops."""
         return sum(map(len, self.first)) + sum(map(len, self.again))
 
     @property
@@ -59,7 +62,7 @@ class EventSlots:
 
 
 def line_slots(graph: Graph, order: FirstRuns, max_retentions: int) -> EventSlots:
-    """Return as many events as there can be runs, each open to every op (equation 9)."""
+    """Return an event per possible run, each open to every op (equation 9)."""
     count = len(graph.ops)
     may_rerun = _worth_keeping(graph) & graph.arrays.recomputable
     most_runs = [max_retentions if may else 1 for may in may_rerun.tolist()]
@@ -83,22 +86,22 @@ def line_slots(graph: Graph, order: FirstRuns, max_retentions: int) -> EventSlot
 def staged_slots(
     graph: Graph, budget_bytes: int, order: FirstRuns, max_retentions: int, depth: int | None = None
 ) -> EventSlots:
-    """Return events in stages: stage t runs op t, and before it any earlier op in its own slot of the stage.
+    """Return events in stages: stage t runs op t.
 
-    A rerun is worth a slot only after a stage that is over budget in the plain run, and in a stage where a reader of
-    its outputs can run, for the first time or again; depth limits how many such reruns may follow each other. In a free
-    order the first run may wait for such a stage, over budget or not; without a limit on depth, for any stage up to the
-    last of them.
+    Before op t, any earlier op may run in its own slot of the stage. A rerun is worth a slot only after a stage that is
+    over budget in the plain run, and in a stage where a reader of its outputs can run, for the first time or again;
+    depth limits how many such reruns may follow each other. In a free order the first run may wait for such a stage,
+    over budget or not; without a limit on depth, for any stage up to the last of them.
 
     Stages are equally long here, not one event longer each (equation 11), so that places are stages. After the last
     op's stage there is one more, for outputs that are recomputed for the end.
 
     Args:
-        graph: what is planned.
+        graph: the graph to plan.
         budget_bytes: device memory, resident bytes and graph inputs included.
-        order: of first runs.
+        order: order of first runs.
         max_retentions: C_v.
-        depth: None for any.
+        depth: depth of recomputation; None for any.
     """
     count = len(graph.ops)
     peaks = RematSequence.plain(graph).memory
@@ -124,25 +127,25 @@ def staged_slots(
 
 
 def _first_places(op: int, chances: Bools, depth: int | None) -> Sequence[int]:
-    """Return in which stages an op may run for the first time in a free order."""
+    """Return the stages of an op's first run in a free order."""
     places = np.flatnonzero(chances).tolist()
     return [op, *places] if depth is not None or not places else range(op, places[-1] + 1)
 
 
 def _chances(graph: Graph, after: NDArray[np.int64], depth: int | None) -> Bools:
-    """Return [ops, stages + 1] in which stages each op may run out of turn.
+    """Return [ops, stages + 1] whether each op may run out of turn in a stage.
 
     Args:
-        graph: what is planned.
+        graph: the graph to plan.
         after: [ops] the stage that must have passed; the number of ops for never.
-        depth: None for any.
+        depth: depth of recomputation; None for any.
     """
     count = len(graph.ops)
     readers = _readers(graph)
     allowed = np.arange(count + 1) > after[:, None]
     chances = np.zeros((count, count + 1), dtype=np.bool_)
     for _ in range(1 if depth is None else depth):
-        # Readers come later in the input order: walking backwards, each is complete before it is used.
+        # Readers come later in the input order: walking backwards, the row of each is complete before its use.
         known = chances if depth is None else chances.copy()
         for v in range(count - 1, -1, -1):
             row = chances[v]
@@ -155,7 +158,10 @@ def _chances(graph: Graph, after: NDArray[np.int64], depth: int | None) -> Bools
 
 
 def _readers(graph: Graph) -> list[list[int]]:
-    """Return the ops that read the outputs of each op; one more than there are ops stands for the end."""
+    """Return the readers of each op's outputs; N stands for the end.
+
+    N is the number of ops. Tensors of 0 bytes are left out.
+    """
     arrays = graph.arrays
     readers: list[set[int]] = [set() for _ in graph.ops]
     for v, tensors in enumerate(arrays.inputs):
@@ -173,14 +179,17 @@ def _worth_keeping(graph: Graph) -> Bools:
 
 
 def _next(flags: Bools) -> NDArray[np.int64]:
-    """Return the first index from each index on whose flag is set; the length where there is none."""
+    """Return the next index with a set flag, from each index on.
+
+    Without one it is the length.
+    """
     count = len(flags)
     ahead = np.where(flags, np.arange(count), count)
     return np.minimum.accumulate(ahead[::-1])[::-1]
 
 
 def _relatives(graph: Graph) -> tuple[list[int], list[int]]:
-    """Return how many ops must run before each op and after it, whatever the order."""
+    """Return the number of each op's ancestors and descendants."""
     arrays = graph.arrays
     count = len(graph.ops)
     ancestors = np.zeros((count, count), dtype=np.bool_)

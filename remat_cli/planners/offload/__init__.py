@@ -1,1 +1,1 @@
-"""Keep, recompute or offload, on any graph: priced cuts with a bound, then large neighbourhood search."""
+"""Offload: priced cuts with a bound, then large neighbourhood search."""

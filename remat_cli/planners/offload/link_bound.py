@@ -1,16 +1,16 @@
-"""The least loss of any plan if tensors may also move to the host: one cut, with prices of memory and link.
+"""The link bound: the least loss of any plan with transfers.
 
-Take a moment: an op's first run. Call the time that a plan takes beyond the plain run its loss. Let B be the loss that
-comes before the moment's end, reruns and idle time, and A the loss after it. Ops that run after the moment find each
-tensor that they read in one of four ways. The tensor was on the device at the moment: such tensors have K bytes, and
-K <= room. It is made for the first time after the moment, which costs nothing. It is recomputed, and such runs take
-R <= A. Or it was on the host, has come back and was not recomputed.
+The bound comes from one cut, with prices of memory and link. Take a moment: an op's first run. Call the time that a
+plan takes beyond the plain run its loss. Let B be the loss that comes before the moment's end, reruns and idle time,
+and A the loss after it. Ops that run after the moment find each tensor that they read in one of four ways. The tensor
+was on the device at the moment: such tensors have K bytes, and K <= room. It is first produced after the moment, which
+costs nothing. It is recomputed, and such runs take R <= A. Or it was on the host, has come back and was not recomputed.
 
 Let O be the tensors of the last kind. Their ways out ended before the moment, and their ways back begin after it. The
 link takes one transfer at a time each way, full duplex or half. A *window* of the way out is the time between the end
-of an op p's first run and the moment: nothing that p or its descendants make starts earlier. A window of the way back
-lies between the moment and the first run of an op q: of what q or one of its ancestors reads after the moment, nothing
-comes back later. Let T be the time of all ops that can run for the first time in a window, and O(w) the bytes of those
+of an op p's first run and the moment: no output of p or its descendants starts earlier. A window of the way back lies
+between the moment and the first run of an op q: no tensor that q or one of its ancestors reads after the moment comes
+back later. Let T be the time of all ops that can run for the first time in a window, and O(w) the bytes of those
 tensors of O that have to pass in it:
 
     O(w) <= rate * (T + B) on the way out,    O(w) <= rate * (T + A) on the way back.
@@ -21,10 +21,10 @@ V of all v are at most 1, the loss is
     B + A >= B + A + l (K - room) + sum of u (O(w) / rate - T - B) + sum of v (O(w) / rate - T - A)
           >= (1 - V) R + l K + sum over O of (its u and v) * bytes / rate - l * room - sum of u T - sum of v T.
 
-Over all plans the last line is least at a minimum cut: a needed tensor is recomputed, at (1 - V) of its time, or had,
-at the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order and with any
-transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane Method for
-Solving Convex Programs, 1960). What is proven at them is counted in whole numbers.
+Over all plans the last line is least at a minimum cut: a needed tensor is recomputed, at (1 - V) of its time, or
+available, at the cheaper of both prices for each byte. So every choice of prices gives a bound, on plans in any order
+and with any transfers (Lagrangian duality). The best prices are found by cutting planes (Kelley, The Cutting-Plane
+Method for Solving Convex Programs, 1960). The bound at these prices is counted in whole numbers.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ortools.math_opt.python import mathopt
 
 from remat_cli.core.graph import Graph
 from remat_cli.planners.min_cut.priced_cut import scaled_down, worth_of_flow
-from remat_cli.planners.retention.any_order_bound import Ancestry, cut_point_of, ops_around
+from remat_cli.planners.retention.any_order_bound import Ancestry, ancestors_and_descendants, cut_point_of
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
 from remat_cli.planners.shared.stages import Stages
 
-# Windows each way, and the time of each as a share of the one before, at most. More of them, or closer ones, raise
-# bounds by less than 0.1 points (U-Net and ResNet-50 at `a100`, links of full speed and a sixteenth of it).
+# The largest number of windows each way, and of the time of each as a share of the one before. More or closer windows
+# raise bounds by less than 0.1 points (U-Net and ResNet-50 at `a100`, links of full speed and a sixteenth of it).
 _WINDOWS, _RATIO = 8, 0.6
-# Prices that are tried at a moment, at most; 20 did on all graphs of `make bench`.
+# The largest number of prices to try at a moment; 20 did on all graphs of `make bench`.
 _MOST_PRICES = 60
-# A moment is finished when no prices can raise its bound by more than this share of the plain run's time.
+# A moment is finished if no prices can raise its bound by more than this share of the plain run's time.
 _SLACK = 1e-7
 # The number of units in the plain run's time for the solver, whose rows may be wrong by a millionth of a unit.
 _UNITS = 1000
@@ -61,9 +61,9 @@ _UNITS = 1000
 _TOTAL = 2**44
 # Binary digits of a price where a bound is counted in whole numbers.
 _DIGITS = 30
-# Of larger graphs fewer moments are looked at.
+# The number of moments, and of ops times moments: larger graphs have fewer moments.
 _MOMENTS, _OPS_FOR_MOMENTS = 6, 100_000
-# One program for prices takes milliseconds.
+# A program for prices takes milliseconds.
 _PARAMETERS = mathopt.SolveParameters(time_limit=timedelta(seconds=2))
 
 _Price = TypeVar("_Price", float, Fraction)
@@ -71,11 +71,11 @@ _Price = TypeVar("_Price", float, Fraction)
 
 @dataclass(frozen=True, eq=False)
 class _LinkWindow:
-    """Time in which some tensors must pass one way.
+    """A span of time in which some tensors must pass one way.
 
     Attributes:
-        time: of all ops that can run for the first time in it.
-        passes: [instances] made before the moment: whether each would have to pass in it.
+        time: total time of the ops that can run for the first time in the window.
+        passes: [instances] for instances produced before the moment: whether each would have to pass in the window.
     """
 
     time: int
@@ -84,12 +84,12 @@ class _LinkWindow:
 
 @dataclass(frozen=True)
 class _LinkPrices:
-    """Of memory and link.
+    """Prices of memory and link.
 
     Attributes:
-        memory: of a byte on the device at the moment, in times that a byte takes on the link one way.
-        out: of each window of the way out; they add up to 1 at most.
-        back: of each window of the way back; they add up to 1 at most.
+        memory: price of a byte on the device at the moment, in units of a byte's time on the link one way.
+        out: price of each window of the way out; at most 1 in total.
+        back: price of each window of the way back; at most 1 in total.
     """
 
     memory: float
@@ -99,15 +99,15 @@ class _LinkPrices:
 
 @dataclass(frozen=True, eq=False)
 class LinkChoice:
-    """The best choice at some prices.
+    """The best choice at given prices.
 
     Attributes:
-        value: about the bound that they give, in the graph's time unit.
-        rerun_time: of the recomputed runs.
-        excess: bytes that are kept beyond the room, as time on the link; negative if room is left.
-        late_out: for each window of the way out, the time on the link of what has to pass, less the window's time.
+        value: approximate bound at these prices, in the graph's time unit.
+        rerun_time: time of the recomputed runs.
+        excess: bytes kept beyond the room, as time on the link; negative if bytes are left.
+        late_out: for each window of the way out, the link time of the tensors that must pass, minus the window's time.
         late_back: the same for the way back.
-        is_had: [instances] whether each is kept or on the host.
+        is_had: [instances] whether each is kept on the device or on the host.
     """
 
     value: float
@@ -122,21 +122,21 @@ class LinkCut:
     """The cut at the first run of one op.
 
     Attributes:
-        choices: the best ones at the prices that were tried.
+        choices: the best choice at each price tried.
     """
 
     def __init__(self, graph: Graph, op: int, budget_bytes: int, bytes_per_time: Fraction) -> None:
-        """Set up the cut.
+        """Prepare the cut.
 
         Args:
-            graph: what is planned.
-            op: the moment is its first run.
+            graph: the graph to plan.
+            op: op whose first run is the moment.
             budget_bytes: device memory.
-            bytes_per_time: of the link, one way.
+            bytes_per_time: rate of the link, one way.
         """
         self.choices: list[LinkChoice] = []
         self._graph, self._op = graph, op
-        self._is_before, self._is_after = ops_around(graph, op)
+        self._is_before, self._is_after = ancestors_and_descendants(graph, op)
         self._point = cut_point_of(GraphReads.of(graph), op, self._is_before, self._is_after)
         self._room = budget_bytes - self._point.least_own_bytes
         self._rate = bytes_per_time
@@ -151,7 +151,7 @@ class LinkCut:
     # Windows
 
     def _windows_out(self) -> Iterator[_LinkWindow]:
-        """Yield windows that end at the moment, the longest first."""
+        """Yield windows that end at the moment, longest first."""
         sequence, at = self._point.sequence, self._point.at
         makers = sequence.ops[sequence.made[0][: self._count]]
         is_late = self._is_after.copy()
@@ -162,12 +162,12 @@ class LinkCut:
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_back()])
         for position in _shrinking(path, end[-1:] - end[path], longest):
             op = int(sequence.ops[position])
-            is_earlier, comes_from = ops_around(self._graph, op)
+            is_earlier, comes_from = ancestors_and_descendants(self._graph, op)
             is_earlier[op] = comes_from[op] = True
             yield _LinkWindow(int(self._time[~is_late & ~is_earlier].sum()), comes_from[makers])
 
     def _windows_back(self) -> Iterator[_LinkWindow]:
-        """Yield windows that begin at the moment, the longest first."""
+        """Yield windows that begin at the moment, longest first."""
         sequence, at = self._point.sequence, self._point.at
         read_at, instance = sequence.read
         is_later = (read_at > at) & (read_at < len(sequence)) & (instance < self._count)
@@ -180,14 +180,14 @@ class LinkCut:
         path = np.sort(sequence.ops.argsort(kind="stable")[self._path_forward()])
         for position in _shrinking(path[::-1], end[path[::-1] - at - 1] - end[0], longest):
             op = int(sequence.ops[position])
-            leads_to, is_then = ops_around(self._graph, op)
+            leads_to, is_then = ancestors_and_descendants(self._graph, op)
             leads_to[op] = is_then[op] = True
             passes = np.zeros(self._count, dtype=np.bool_)
             passes[read[leads_to[reader]]] = True
             yield _LinkWindow(int(self._time[~is_early & ~is_then].sum()), passes)
 
     def _path_back(self) -> list[int]:
-        """Return ops that run one before the other, the last of them before the moment's op."""
+        """Return a chain of ancestors, from the moment's op backwards."""
         arrays = self._graph.arrays
         producer = arrays.producer
         path: list[int] = []
@@ -198,7 +198,7 @@ class LinkCut:
         return path
 
     def _path_forward(self) -> list[int]:
-        """Return ops that run one after the other, the first of them after the moment's op."""
+        """Return a chain of descendants, from the moment's op forwards."""
         inputs = self._graph.arrays.inputs
         readers: dict[int, list[int]] = {}
         for op in np.flatnonzero(self._is_after).tolist():
@@ -214,7 +214,10 @@ class LinkCut:
     # The best prices
 
     def bound(self, limits: Limits) -> int:
-        """Return the largest bound that is found: time that every plan takes beyond the plain run."""
+        """Return the largest bound found on the loss of any plan.
+
+        The loss is the time beyond the plain run.
+        """
         planes = _Planes(len(self._out), len(self._back))
         prices = _LinkPrices(0.5, (0.0,) * len(self._out), (0.0,) * len(self._back))
         unit = max(1.0, float(self._time.sum())) / _UNITS
@@ -225,14 +228,17 @@ class LinkCut:
             if choice.value > best:
                 best, best_prices = choice.value, prices
             planes.add(choice, unit)
-            found = planes.highest()
-            if found is None or found[0] * unit - best <= _SLACK * _UNITS * unit or limits.is_over:
+            highest = planes.highest()
+            if highest is None or highest[0] * unit - best <= _SLACK * _UNITS * unit or limits.is_over:
                 break
-            prices = found[1]
+            prices = highest[1]
         return 0 if best_prices is None else self.counted(best_prices)
 
     def _price_of_moving(self, prices: _LinkPrices) -> NDArray[np.float64]:
-        """[instances] price of a byte on the host, in times that it takes on the link one way."""
+        """[instances] price of a byte on the host.
+
+        The unit is a byte's time on the link one way.
+        """
         total = np.zeros(self._count)
         for price, window in self._priced(prices.out, prices.back):
             total += price * window.passes
@@ -266,14 +272,14 @@ class LinkCut:
         return tuple(float(self._link_time[is_moved & each.passes].sum()) - each.time for each in windows)
 
     def moved(self, choice: LinkChoice | None = None) -> Bools:
-        """[T] Return which of the tensors that are had go to the host, so that the others fit.
+        """[T] Return whether each tensor goes to the host, so that the rest fits.
 
-        Near the best prices, keeping and moving cost about the same for many tensors, so the choice does not say which
-        go. They go in the order in which they are made, as long as what has to pass in a window takes no longer than
-        it.
+        Near the best prices, keeping and moving cost about the same for many tensors, so the choice does not decide
+        between them. Tensors go in the order of their production, as long as the tensors of each window can pass in its
+        time.
 
         Args:
-            choice: says which tensors are had; without one, it is all that are needed.
+            choice: the tensors that are kept on the device or on the host; None for all needed tensors.
         """
         is_had = self._point.is_needed if choice is None else choice.is_had
         windows = (*self._out, *self._back)
@@ -293,7 +299,7 @@ class LinkCut:
         return moved
 
     def counted(self, prices: _LinkPrices) -> int:
-        """Return the bound that prices give, counted in whole numbers.
+        """Return the bound at these prices, counted in whole numbers.
 
         No cut has less capacity than the value of any flow. Capacities are rounded down, and prices to 30 binary
         digits, down where their sum must not exceed 1. The flow is checked arc by arc.
@@ -326,12 +332,15 @@ class LinkCut:
 
 
 class _Planes:
-    """Upper bounds on the bound at any prices: the cost of each choice that was found, as a function of the prices."""
+    """The costs of the choices found, as functions of the prices.
+
+    Each is an upper bound on the bound at any prices.
+    """
 
     def __init__(self, ways_out: int, ways_back: int) -> None:
         self._model = model = mathopt.Model()
         self._value = model.add_variable(ub=1e6)
-        # A byte never costs more than its way out and back.
+        # A byte never costs more than its ways out and back.
         self._memory = model.add_variable(lb=0.0, ub=2.0)
         self._out = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_out)]
         self._back = [model.add_variable(lb=0.0, ub=1.0) for _ in range(ways_back)]
@@ -340,7 +349,7 @@ class _Planes:
         model.maximize(self._value)
 
     def add(self, choice: LinkChoice, unit: float) -> None:
-        """Add what a choice costs, in units of time."""
+        """Add the cost of a choice, in units of time."""
         running = choice.rerun_time / unit
         terms = [choice.excess / unit * self._memory]
         terms += [late / unit * price for late, price in zip(choice.late_out, self._out, strict=True)]
@@ -348,9 +357,12 @@ class _Planes:
         self._model.add_linear_constraint(self._value - mathopt.fast_sum(terms) <= running)
 
     def highest(self) -> tuple[float, _LinkPrices] | None:
-        """Return the highest bound that prices may give, and these prices; None if the solver does not finish."""
-        # GLOP cycles forever on some of these programs, however small; HiGHS within OR-tools breaks down
-        # where the process has loaded highspy, too.
+        """Return the highest possible bound and its prices.
+
+        None if the solver does not finish.
+        """
+        # GLOP cycles forever on some of these programs, however small. HiGHS within OR-tools breaks down if the process
+        # has loaded highspy, too.
         result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=_PARAMETERS)
         if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
             return None
@@ -361,18 +373,23 @@ class _Planes:
 
 
 def moments(graph: Graph, room: int) -> Ints:
-    """Return the ops at whose first runs the bound is looked for, the most promising first.
+    """Return the ops at whose first runs to search for the bound.
+
+    The most promising op comes first.
 
     Args:
-        graph: what is planned.
-        room: bytes for what ops make: the budget without the graph's fixed bytes.
+        graph: the graph to plan.
+        room: bytes for outputs of ops: the budget without the graph's fixed bytes.
     """
     count = max(1, min(_MOMENTS, _OPS_FOR_MOMENTS // len(graph.ops)))
     return Ancestry(Stages.of(graph), room).worst_moments()[:count]
 
 
 def _shrinking(positions: Ints, times: Ints, longest: int) -> list[int]:
-    """Return some of the positions, whose times shrink by the ratio from the longest, and the last; times descend."""
+    """Choose positions whose times shrink by `_RATIO`, and the last.
+
+    `times` descends; the first chosen time is at most that share of `longest`.
+    """
     chosen: list[int] = []
     most = longest * _RATIO
     for position, time in zip(positions.tolist(), times.tolist(), strict=True):
@@ -388,7 +405,7 @@ def _floor(values: NDArray[np.floating[Any]]) -> Ints:
 
 
 def _rounded(prices: Sequence[float]) -> list[Fraction]:
-    """Return prices with 30 binary digits, rounded down, that add up to 1 at most."""
+    """Round prices down to 30 binary digits, with a sum of at most 1."""
     exact = [Fraction(price) for price in prices]
     total = max(Fraction(1), sum(exact, Fraction(0)))
     return [_digits_of(price / total) for price in exact]

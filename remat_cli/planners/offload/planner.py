@@ -1,4 +1,4 @@
-"""Recomputation and offloading together, on graphs of any shape and size."""
+"""The planner that recomputes and offloads, on graphs of any shape."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from remat_cli.planners.shared.option_checks import check_least
 
 @dataclass(frozen=True)
 class Offloading:
-    """Decides by minimum cuts with two prices what is kept, recomputed or on the host, and improves that by search.
+    """Keeps, recomputes or offloads tensors by minimum cuts and search.
 
     Needs the bandwidth of the link to the host. Where memory is shortest, a byte on the device has one price and a byte
-    that passes the link another: what is best at such prices is a minimum cut. The best prices give a bound. The
+    that passes the link another: the best choice at such prices is a minimum cut. The best prices give a bound. The
     search starts from the tensors that go to the host at prices near them; ops are recomputed until the rest fits.
     Moves change which tensors may go, where the device waits, and which ops are recomputed. The time of every plan is
     that of its replay.
@@ -26,10 +26,10 @@ class Offloading:
     Complexity: some tens of maximum flows for the bound, a few for each move.
 
     Attributes:
-        time_limit: seconds.
-        work_limit: moves of the search; without one it ends when it no longer pays.
-        gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-        seed: of random choices.
+        time_limit: limit on the search, in seconds.
+        work_limit: limit on the moves of the search; without a limit the search ends when it no longer pays.
+        gap: distance to the bound at which the search ends, as a share of the plain run's time.
+        seed: seed of the random choices.
     """
 
     time_limit: float = 60.0
@@ -44,9 +44,9 @@ class Offloading:
         """Plan `problem`.
 
         Raises:
-            PlannerRefuses: the link's bandwidth is not known.
+            PlannerRefuses: the link's bandwidth is unknown.
         """
-        # numpy and ortools come with it; the options are read without them.
+        # This import needs numpy and ortools; reading the options must not.
         from remat_cli.planners.offload.search import OffloadSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

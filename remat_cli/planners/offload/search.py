@@ -1,8 +1,9 @@
-"""Plans that keep, recompute and move tensors: the choice at the best prices, then large neighbourhood search.
+"""The search for plans that keep, recompute and move tensors.
 
-A plan is given by its sequence of runs, the tensors that may move, and the waits of the device. The sequence is made to
-fit as without transfers, except that a tensor that may move takes no memory while it can be away. Which tensors leave,
-and when, is decided last; then the waits are those of the replay.
+It starts from the choice at the best prices, and goes on with large neighbourhood search. A plan is given by its
+sequence of runs, the tensors that may move, and the waits of the device. The sequence is fitted as without transfers,
+but a tensor that may move takes no memory while it can be on the host. The transfers and their times are decided last;
+then the waits are those of the replay.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from remat_cli.planners.shared.numbering import Bools
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence, known_link
 
-# The share of a copy's time that counts when reruns are chosen, and how many prices of first plans are tried with it
-# once a plan is known. With a smaller share the device may wait for the link, which can cost less than recomputing. The
-# best of four prices often has half the overhead of the first (GPT, DenseNet-121).
+# The share of a copy's time that counts when reruns are chosen, and the number of first prices to try with it after the
+# first plan. With a smaller share the device may wait for the link, which can cost less than recomputing. The best of
+# four prices often has half the overhead of the first (GPT, DenseNet-121).
 _ALLOWANCES = {1.0: 4, 0.5: 2, 0.0: 1}
-# How many of the prices that were tried for the bound begin a search, those with the largest bounds.
+# The number of the bound's prices that begin a search: those with the largest bounds.
 _CHOICES = 5
-# Cuts after which a sequence is given up, at first, and where none has been found so.
+# The number of cuts after which a sequence is given up: at first, and if there is no plan yet.
 _FEW_CUTS, _MANY_CUTS = 60, 200
 # Moves in a round, and rounds in a row without a gain that end the search.
 _MOVES, _PATIENCE = 16, 6
-# The share of the time that the bound may take.
+# The share of the time for the bound.
 _SHARE_OF_BOUND = 0.25
-# The share of the time that plans without transfers may take.
+# The share of the time for plans without transfers.
 _SHARE_OF_START = 0.25
-# What a move changes in a part of the graph, and the size of that part as a share of the ops.
-_MAY_MOVE = (True, True, False, None)  # lets all move, or none, or draws one by one
-_WAITS = (0.0, 0.5, 1.0, 1.5)  # on what waits are multiplied
-_KEEP_WAITS = 2 / 3  # how likely the waits of the rest of the graph stay
-_ROUNDS = (0, 1, 4, 16)  # of waiting where memory lacks most
-_BEFORE = 0.5  # how likely one waits for the way out there; else for the way back
+# The choices of a move in a part of the graph, and the size of that part as a share of the ops.
+_MAY_MOVE = (True, True, False, None)  # lets all tensors move, or none, or draws for each
+_WAITS = (0.0, 0.5, 1.0, 1.5)  # factors on the waits
+_KEEP_WAITS = 2 / 3  # probability of keeping the waits in the rest of the graph
+_ROUNDS = (0, 1, 4, 16)  # numbers of waits to add where memory lacks most
+_BEFORE = 0.5  # probability of waiting for the way out there, instead of the way back
 _REGIONS = (1 / 64, 1 / 16, 1 / 4, 1)
 
 
@@ -57,24 +58,24 @@ class _ReplayedPlan:
 
 
 class OffloadSearch:
-    """One search, which may go on when it has ended.
+    """A search that can be continued after its end.
 
     Attributes:
-        limits: where it stops; may be set anew before it goes on.
-        moves: that were made.
+        limits: limits of the search; may be replaced before it continues.
+        moves: number of moves so far.
     """
 
     def __init__(self, incumbent: Incumbent, limits: Limits, gap: float = 0.0, most_moves: float | None = None) -> None:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found and proven.
-            limits: where the search stops; their seed is that of the random choices.
-            gap: a plan so near to the bound, as a share of the plain run's time, is good enough.
-            most_moves: of the search; None for as many as pay.
+            incumbent: keeps plans and bounds.
+            limits: limits of the search; their seed is that of the random choices.
+            gap: distance to the bound at which the search ends, as a share of the plain run's time.
+            most_moves: limit on the moves; None for as many as pay.
 
         Raises:
-            PlannerRefuses: the link's bandwidth is not known.
+            PlannerRefuses: the link's bandwidth is unknown.
         """
         problem = incumbent.problem
         self.limits = limits
@@ -90,7 +91,7 @@ class OffloadSearch:
         self._rng = np.random.default_rng(limits.seed)
 
     def run(self) -> None:
-        """Search until it no longer pays, the gap is closed, or the limits are reached."""
+        """Search until gain, gap or limits end the search."""
         if not self._has_begun and not self.limits.is_over:
             self._has_begun = True
             if self._incumbent.fits(self._incumbent.offer(self._plain)):
@@ -100,7 +101,7 @@ class OffloadSearch:
         self._improve()
 
     def _prove(self) -> None:
-        """Bound the loss of any plan, and note which tensors move at prices near the best ones."""
+        """Bound the loss of any plan; note tensors that move near the best prices."""
         self._incumbent.observe.phase("proving a bound")
         share = self.limits.part(_SHARE_OF_BOUND)
         best = -1
@@ -119,12 +120,12 @@ class OffloadSearch:
             self._incumbent.prove(self._graph.total_time + best, Scope.ANY_PLAN)
 
     def start_from(self, sequence: RematSequence) -> None:
-        """Go on from the runs of another plan, if they take less with the transfers that are found here."""
+        """Continue from another plan's runs, if transfers make them faster."""
         for allowance in _ALLOWANCES:
             self._take(self._with(sequence, self._first_sets()[0], allowance))
 
     def _recomputing(self) -> RematSequence | None:
-        """Return a plan without transfers, where one is found."""
+        """Return a plan without transfers, or None."""
         search = MinCutSearch(Incumbent(self._incumbent.problem, Observer()), self.limits.part(_SHARE_OF_START))
         if not self._is_done:
             search.start()
@@ -142,7 +143,10 @@ class OffloadSearch:
             self._fit(sequence, prices, most_cuts)
 
     def _first_tries(self) -> Iterator[tuple[OffloadSequence, BytePrices, int]]:
-        """Yield sequences to fit, their prices, and numbers of cuts; all combinations while no plan is found."""
+        """Yield first sequences with their prices and numbers of cuts.
+
+        All combinations follow as long as there is no plan.
+        """
         for most_cuts in (_FEW_CUTS, _MANY_CUTS):
             for allowance, most_prices in _ALLOWANCES.items():
                 for number, prices in enumerate(STARTS):
@@ -154,14 +158,17 @@ class OffloadSearch:
                 break
 
     def _first_sets(self) -> list[Bools]:
-        """Return sets of tensors that may move: all, and what the best prices choose."""
+        """Return sets of tensors that may move.
+
+        The first has all tensors, the others those chosen by the best prices.
+        """
         return [np.ones(len(self._graph.tensors), dtype=np.bool_), *self._chosen]
 
     def _with(self, sequence: RematSequence, may_move: Bools, allowance: float) -> OffloadSequence:
         return OffloadSequence.moving(sequence, may_move, allowance / float(self._rate))
 
     def _shorten(self, recomputing: RematSequence) -> None:
-        """Leave out of a plan without transfers the reruns that transfers make needless."""
+        """Remove the reruns that transfers make needless from a plan."""
         for allowance in _ALLOWANCES:
             if not self._is_done:
                 sequence = self._with(recomputing, self._first_sets()[0], allowance)
@@ -174,7 +181,7 @@ class OffloadSearch:
             self._take(without_needless(fitting, self._budget, self.limits))
 
     def _take(self, sequence: OffloadSequence) -> None:
-        """Replay a sequence with its transfers, and keep it if it is the fastest."""
+        """Replay a sequence with its transfers, and keep the fastest."""
         true = replace(sequence, time_per_byte=1 / float(self._rate))
         if true.least_bytes > self._budget:
             least = partial(true.schedule_within, true.least_bytes)
@@ -185,7 +192,10 @@ class OffloadSearch:
                 return
 
     def _replay(self, sequence: OffloadSequence, early: bool) -> int:
-        """Offer the schedule of a sequence, keep that with its waits if it is the best, and return its time."""
+        """Offer the schedule of a sequence, and return its time.
+
+        The sequence with its measured waits becomes the current plan if it is the fastest.
+        """
         schedule = sequence.schedule_within(self._budget, early)
         trace = simulate(self._graph, schedule, link=self._incumbent.problem.link)
         self._incumbent.take(SequencePlan(sequence, trace.time, trace.peak_bytes, lambda: schedule))
@@ -194,7 +204,7 @@ class OffloadSearch:
         return trace.time
 
     def _improve(self) -> None:
-        """Make moves until they no longer pay, the gap is closed, or the limits are reached."""
+        """Make moves until gain, gap or limits end the search."""
         if self._current is None:
             return
         self._incumbent.observe.phase("searching neighbourhoods")
@@ -207,7 +217,10 @@ class OffloadSearch:
             fruitless = 0 if self._current.time < before else fruitless + 1
 
     def _move(self, sequence: OffloadSequence) -> None:
-        """In a part of the graph change which tensors may move, and the waits; drop reruns, and fit the plan again."""
+        """Change movable tensors and waits in a part of the graph.
+
+        Then drop reruns, and fit the plan again.
+        """
         self.moves += 1
         rng, producer = self._rng, self._graph.arrays.producer
         count = len(self._graph.ops)
@@ -227,7 +240,10 @@ class OffloadSearch:
             self._take(fitted)
 
     def _with_waits_where_memory_lacks(self, sequence: OffloadSequence, rounds: int) -> OffloadSequence:
-        """Return the sequence with waits around where memory lacks most: for as long as that much takes to leave."""
+        """Add waits around the place where memory lacks most.
+
+        Each wait lasts as long as the missing bytes take to leave.
+        """
         is_first = ~sequence.is_rerun
         for _ in range(rounds):
             lacking = sequence.peak - self._budget

@@ -1,7 +1,7 @@
-"""The dynamic program of POFO: the structure of least fluid time, over a grid of memory states.
+"""The dynamic program of POFO over a grid of memory states.
 
-Source: as `pofo.model`. Sizes are exact; the states that they lead to are rounded to the grid. With states rounded up,
-the table underestimates neither the time nor the memory of any structure.
+It finds the structure of least fluid time. Source: as `pofo.model`. Sizes are exact; states are rounded to the grid.
+With states rounded up, the table underestimates neither the time nor the memory of any structure.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ Slots = NDArray[np.intp]
 Layers: TypeAlias = int | Slots
 # The fraction of a slot that is rounded down. Moved bytes are floats: their errors must not cost a slot.
 _ROUNDED_DOWN = {StateRounding.UP: 1e-9, StateRounding.NEAREST: 0.5}
-# Of a table.
+# The largest size of a table.
 _MOST_BYTES = 2 * 10**9
 
 
 class GridState(NamedTuple):
-    """Slots of the grid, as `FluidState` in bytes; arrays that broadcast."""
+    """A memory state in slots of the grid, like `FluidState` in bytes.
+
+    The arrays broadcast.
+    """
 
     kept: Slots
     leaving: Slots
     returning: Slots
 
 
-class _Ways(NamedTuple):
-    """Ways to recompute some layers, for some states.
+class _MethodCosts(NamedTuple):
+    """The cost of one method to recompute layers, by state.
 
     Attributes:
-        time: C, by state.
-        parts: for each part that layers are split into: the states in which it is done, (kept, pending).
+        time: C of each state.
+        parts: for each part of the layers: the states (kept, pending) in which it is recomputed.
     """
 
     time: Floats
@@ -49,13 +52,13 @@ class _Ways(NamedTuple):
 
 
 class _Opening(NamedTuple):
-    """One way to do the first block of a chain, for some states.
+    """One choice for the first block of a chain, for some states.
 
     Attributes:
         last: last layer of the block.
         is_kept: F_all; false: F_ck.
-        offloaded: whether the block's input is.
-        time: OC from there on, by state.
+        offloaded: whether the block's input goes to the host.
+        time: OC from the block on, by state.
         after: the states in which the next block opens.
     """
 
@@ -70,7 +73,7 @@ class PofoTable:
     """OC and C of one chain, for every state on the grid.
 
     Attributes:
-        slots: how many slots the memory has; they may cover a little less than the memory.
+        slots: number of slots of the memory; they may cover a little less than the memory.
     """
 
     def __init__(
@@ -79,11 +82,11 @@ class PofoTable:
         """Fill the table.
 
         Args:
-            needs: of a chain of N layers.
+            needs: needs of a chain of N layers.
             memory: M, bytes; at least 0.
             rate: beta, bytes per unit of time.
-            slots: at most so many slots, which are whole bytes.
-            rounding: of states; one of the single ways.
+            slots: largest number of slots; a slot is a whole number of bytes.
+            rounding: rounding of states, up or nearest.
 
         Raises:
             UsageError: the table would not fit in memory.
@@ -93,7 +96,7 @@ class PofoTable:
         self._rounded_down = _ROUNDED_DOWN[rounding]
         self._slot_bytes = max(1, -(-memory // slots))
         self.slots = memory // self._slot_bytes
-        # The slot beyond the grid stands for all that does not fit: its entries stay infinite.
+        # The slot beyond the grid stands for everything too large: its entries stay infinite.
         self._beyond = self.slots + 1
         size = self._beyond + 1
         _check_size(self._layers, size)
@@ -104,11 +107,14 @@ class PofoTable:
         self._fill_open()
 
     def time(self, reserved: int = 0) -> float:
-        """Return the least time of a structure that leaves `reserved` slots free; infinite where none fits."""
+        """Return the least time of a structure; infinite if none fits.
+
+        `reserved` slots stay free.
+        """
         return float(self._open[0, 1, reserved, 0, 0])
 
     def structure(self, reserved: int = 0) -> Structure:
-        """Return a structure of the time that `time` returns, which must be finite."""
+        """Return a structure with the time of `time`, which must be finite."""
         blocks = []
         item = Item(0, saved=False)
         state = GridState(*(np.array([[[slot]]]) for slot in (reserved, 0, 0)))
@@ -146,10 +152,10 @@ class PofoTable:
                 self._open[int(saved), layer][on_grid] = best
 
     def _openings(self, item: Item, grid: GridState) -> Iterator[_Opening]:
-        """Yield every way to do the first block after `item`, where it fits in some of the states."""
+        """Yield every choice for the block after `item` that fits some state."""
         model, first = self._model, item.layer + 1
         state = FluidState(*map(self._bytes, grid))
-        # The chain's own input is not offloaded: it is alive from start to end.
+        # The chain's own input is not offloaded: it stays in memory from start to end.
         choices = (False, True) if item.layer > 0 else (False,)
         stored = self._slots(state.kept + model.item_bytes(item, checked=True))
         for last in range(first, self._layers):
@@ -164,7 +170,7 @@ class PofoTable:
     def _opening(
         self, last: int, cost: BlockCost, state: FluidState, *, is_kept: bool, offloaded: bool
     ) -> Iterator[_Opening]:
-        """Yield a way to do a block, given what the block costs, if it fits in some of the states."""
+        """Yield a choice for a block with its time, if it fits some state."""
         if not np.any(cost.fits & np.isfinite(cost.backward)):
             return
         after = GridState(*map(self._slots, self._model.after(cost, state, offloaded=offloaded)))
@@ -186,8 +192,11 @@ class PofoTable:
                     best = np.minimum(keep, check.min(axis=0, initial=inf))
                     self._recompute[reopened][first, last, :-1, :-1] = best
 
-    def _keep_first(self, first: int, last: int, kept: Slots, pending: Slots) -> _Ways:
-        """Return C where F_all(first) comes first; the part that remains is the layers after it, if any."""
+    def _keep_first(self, first: int, last: int, kept: Slots, pending: Slots) -> _MethodCosts:
+        """Return C if F_all(first) comes first.
+
+        The remaining part is the layers after `first`, if any.
+        """
         amounts = self._bytes(kept), self._bytes(pending)
         parts: list[tuple[Slots, Slots]] = []
         if first == last:
@@ -195,20 +204,26 @@ class PofoTable:
         else:
             rest = self._looked_up(first + 1, last, parts, reopened=False)
             fits, time = self._model.recompute_all(first, last, *amounts, rest)
-        return _Ways(np.where(fits, time, inf), parts)
+        return _MethodCosts(np.where(fits, time, inf), parts)
 
-    def _checkpoints(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> _Ways:
-        """Return [last - first, ...] C where a_first to a_(last - 1) is checkpointed; the parts: again, rest."""
+    def _checkpoints(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> _MethodCosts:
+        """Return [last - first, ...] C by checkpoint, from a_first to a_(last - 1).
+
+        The parts are `again` and `rest`.
+        """
         cut = np.arange(first, last)[:, None, None]
         amounts = self._model.kept_for_check(first, self._bytes(kept), reopened=reopened), self._bytes(pending)
         parts: list[tuple[Slots, Slots]] = []
         again = self._looked_up(first, cut, parts, reopened=True)
         rest = self._looked_up(cut + 1, last, parts, reopened=False)
         fits, time = self._model.recompute_check(first, cut, last, *amounts, again=again, rest=rest)
-        return _Ways(np.where(fits, time, inf), parts)
+        return _MethodCosts(np.where(fits, time, inf), parts)
 
     def _looked_up(self, first: Layers, last: Layers, parts: list[tuple[Slots, Slots]], *, reopened: bool) -> Rest:
-        """Return C(first, last, ., .) from the table; the states looked up are added to `parts`."""
+        """Return C(first, last, ., .) from the table.
+
+        The states that are looked up are added to `parts`.
+        """
 
         def look_up(kept: Floats, pending: Floats) -> Floats:
             slots = self._slots(kept), self._slots(pending)
@@ -218,7 +233,7 @@ class PofoTable:
         return look_up
 
     def _recomputation(self, first: int, last: int, kept: Slots, pending: Slots, *, reopened: bool) -> Recomputation:
-        """Return the recomputation that C at one state, [1, 1, 1], stands for."""
+        """Return the recomputation behind C at a single state, [1, 1, 1]."""
         if first == last:
             return KeepFirst(first, None)
         keep = self._keep_first(first, last, kept, pending)
@@ -234,7 +249,7 @@ class PofoTable:
 
 
 def _check_size(layers: int, states: int) -> None:
-    """Refuse a table that would be too large, before it is made."""
+    """Refuse a table that would be too large."""
     table_bytes = 8 * 2 * (layers + 1) * (states**3 + layers * states**2)
     if table_bytes > _MOST_BYTES:
         raise UsageError(

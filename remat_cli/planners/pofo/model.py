@@ -1,7 +1,7 @@
-"""The fluid model of POFO: what a block of a chain costs while activations leave for the host and come back.
+"""The fluid model of POFO: costs of blocks while activations move.
 
 Source: Beaumont et al., Efficient Combination of Rematerialization and Offloading for Training DNNs, NeurIPS 2021,
-supplement, appendix B, with its errata put right. Data travels in drops: memory drains at the link's rate while
+supplement, appendix B, with its errata corrected. Data travels in drops: memory drains at the link's rate while
 activations are offloaded, before the loss, and fills at the same rate while they are prefetched, after it.
 
 Two costs are built up block by block:
@@ -41,11 +41,11 @@ Rest: TypeAlias = Callable[[Amount, Amount], Amount]
 
 
 class Item(NamedTuple):
-    """The input of a block: what is kept or offloaded as a whole.
+    """The input of a block, which is kept or offloaded as a whole.
 
     Attributes:
         layer: the layer before the block.
-        saved: abar of that layer; false: a alone.
+        saved: whether the input is abar of that layer; otherwise it is a alone.
     """
 
     layer: int
@@ -53,7 +53,7 @@ class Item(NamedTuple):
 
 
 class FluidState(NamedTuple):
-    """Bytes when a block opens, its input not among them.
+    """Bytes at the start of a block, without its input.
 
     Attributes:
         kept: A.
@@ -67,15 +67,16 @@ class FluidState(NamedTuple):
 
 
 class BlockCost(NamedTuple):
-    """What the first block of a chain costs.
+    """The costs of the first block of a chain.
 
     Attributes:
-        fits: whether there is enough memory; where there is not, the times mean nothing.
-        forward: time of its forward ops, idle time included.
-        backward: time of its backward, recomputation and idle time included.
+        fits: whether there is enough memory; if not, the times mean nothing.
+        forward: time of its forward ops, including idle time.
+        backward: time of its backward, including recomputation and idle time.
         item: I, bytes of its input.
-        counted: of these, bytes that are counted with the next block's input too.
-        stays: bytes that stay if the input is offloaded: the next block's input shares them, and does not count them.
+        counted: bytes of its input that the next block's input counts, too.
+        stays: bytes that stay if the input is offloaded, because the next block's input shares them without counting
+            them.
     """
 
     fits: Fits
@@ -88,12 +89,12 @@ class BlockCost(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FluidNeeds:
-    """What the recurrences read of a chain.
+    """The times and bytes of a chain that the recurrences read.
 
     Attributes:
         layers: times and bytes of N layers.
-        activation: [N + 1] bytes of what is kept of a_0 to a_N.
-        carried: [N + 1] bytes of the input of each layer that are part of its activation too.
+        activation: [N + 1] kept bytes of a_0 to a_N.
+        carried: [N + 1] bytes of each layer's input that are part of its activation, too.
         none_need: [N + 1, N + 1] bytes of F_none(k), or F_ck(k) where s is k, in a block that opens at s, beyond the
             block's input. The running maximum is `layers.check_need`.
     """
@@ -113,8 +114,8 @@ class FluidNeeds:
         layers = RotorNeeds.measured(gauge)
         activations = [layer.activation for layer in gauge.layers]
         activation = array_of(map(gauge.bytes, activations))
-        carried = np.roll(gauge.carried(activations), 1, axis=0)  # of the input of s, by the activation of k
-        new_input = np.roll(activation - carried, 1, axis=1)  # of k, where the input of s is there
+        carried = np.roll(gauge.carried(activations), 1, axis=0)  # bytes of the input of s in the activation of k
+        new_input = np.roll(activation - carried, 1, axis=1)  # bytes of the input of k beyond that of s
         peaks = array_of(run.peak for run in gauge.no_grad_runs)
         none_need = np.minimum(new_input + peaks, layers.check_need)
         return cls(layers, activation - layers.passing, carried.diagonal(), none_need)
@@ -124,7 +125,7 @@ class FluidModel:
     """The costs of one chain on one device.
 
     Attributes:
-        needs: of the chain, of N layers.
+        needs: needs of a chain of N layers.
         memory: M, bytes.
         rate: beta, bytes per unit of time; a Fraction for exact numbers, a float for arrays.
     """
@@ -154,12 +155,16 @@ class FluidModel:
         return values.astype(self._type)
 
     def _tabulate_no_grad(self) -> None:
-        """Tabulate at [i, j], for F_ck(i) to F_none(j): the memory needed, and the part that transfers can free."""
+        """Tabulate the memory of F_ck(i) to F_none(j), at [i, j].
+
+        The tables have the memory needed, and the part that transfers can free.
+        """
         need = self._array(self.needs.none_need)
         travelled = self.rate * self._no_grad_end
-        self._none_need = np.zeros_like(need)  # the most that any of them needs
-        self._none_need_leaving = np.zeros_like(need)  # less what has left since the first one began
-        self._none_need_returning = np.zeros_like(need)  # less what is to return until the last one ends
+        self._none_need = np.zeros_like(need)  # largest need of these ops
+        # the same, minus the bytes that have left since the first op began
+        self._none_need_leaving = np.zeros_like(need)
+        self._none_need_returning = np.zeros_like(need)  # the same, minus the bytes still to return when each op ends
         for first in range(1, len(need)):
             row = need[first, first:]
             before, after = travelled[first - 1 : -1] - travelled[first - 1], travelled[first:]
@@ -168,23 +173,29 @@ class FluidModel:
             self._none_need_returning[first, first:] = np.maximum.accumulate(row + after) - after
 
     def _idle(self, need: Amount, stored: Amount) -> Amount:
-        """Return the time in which the link frees the memory that is lacking (the supplement's Lemma 1)."""
+        """Return the time in which the link frees the missing memory.
+
+        See the supplement's Lemma 1.
+        """
         return np.maximum(need + stored - self.memory, 0) / self.rate
 
     def _moved(self, pending: Amount, time: Amount) -> Amount:
-        """Return how many of `pending` bytes are left after the link has worked for `time`."""
+        """Return the bytes of `pending` left after the link's work for `time`."""
         return np.maximum(pending - self.rate * time, 0)
 
     def _no_grad_time(self, first: int, last: Amount) -> Amount:
         return self._no_grad_end[last] - self._no_grad_end[first - 1]
 
     def item_bytes(self, item: Item, *, checked: bool) -> Amount:
-        """Return I of a block that opens with F_ck where `checked`, else with F_all."""
+        """Return I of a block that opens with F_ck (`checked`) or F_all."""
         kept = (self._saved if item.saved else self._activation)[item.layer]
         return kept + checked * self._passing[item.layer]
 
     def all_block(self, item: Item, state: FluidState) -> BlockCost:
-        """Return the cost of F_all and B of the layer after `item` (appendix B.1, case 1)."""
+        """Return the cost of F_all and B of the layer after `item`.
+
+        See appendix B.1, case 1.
+        """
         layer, size = item.layer + 1, self.item_bytes(item, checked=False)
         stored = state.kept + size
         forward_need, backward_need = self._all_need[layer], self._backward_need[layer]
@@ -197,18 +208,20 @@ class FluidModel:
         )
 
     def check_block(self, item: Item, last: int, state: FluidState, *, offloaded: bool, backward: Amount) -> BlockCost:
-        """Return the cost of F_ck of the layer after `item` and F_none up to `last` (appendix B.1, case 2).
+        """Return the cost of F_ck after `item` and F_none up to `last`.
+
+        See appendix B.1, case 2.
 
         Args:
             item: the block's input.
             last: the last layer of the block; its output is the next block's input.
-            state: when the block opens.
+            state: state at the start of the block.
             offloaded: whether the input leaves once F_ck has read it.
             backward: C(first, last, A + I, DB), reopened.
         """
         first, size = item.layer + 1, self.item_bytes(item, checked=True)
         stored = state.kept + size
-        # The part of the input that later layers of the block pass on cannot leave before these are done.
+        # The part of the input that later layers of the block pass on stays until these have run.
         held = state.kept + self._carried[first] if offloaded else stored
         need, first_need = self._none_need[first, last], self._none_need[first, first]
         idle = self._idle(self._none_need_leaving[first, last], stored + state.leaving)
@@ -217,23 +230,23 @@ class FluidModel:
             self._no_grad_time(first, last) + idle,
             backward,
             size,
-            # What abar shares with a later checkpoint may belong to an earlier item, and so be away.
+            # The part of abar that a later checkpoint shares may belong to an earlier item, and so be on the host.
             counted=0 if item.saved else self._kept_in_common(first, last),
         )
 
     def _kept_in_common(self, first: int, last: int) -> Amount:
-        """Return the bytes that are kept both of the input of `first` and of the activation of `last`."""
+        """Return the kept bytes common to the input of `first` and a of `last`."""
         return self._activation[last] - self._kept[first, last]
 
     def after(self, cost: BlockCost, state: FluidState, *, offloaded: bool) -> FluidState:
-        """Return the state in which the next block opens (table 2).
+        """Return the state at the start of the next block (table 2).
 
-        The input may leave while the block's forward runs, but has to be back before its backward begins.
+        The input may leave during the block's forward, but must be back before its backward begins.
 
         Args:
-            cost: of the block.
-            state: when the block opened.
-            offloaded: whether its input leaves.
+            cost: cost of the block.
+            state: state at the start of the block.
+            offloaded: whether the block's input leaves.
         """
         leaving, returning = state.leaving, self._moved(state.returning, cost.backward)
         if offloaded:
@@ -242,17 +255,22 @@ class FluidModel:
         return FluidState(state.kept + cost.item - cost.counted, self._moved(leaving, cost.forward), returning)
 
     def loss(self, item: Item, state: FluidState) -> tuple[Fits, Amount]:
-        """Return whether the last layer fits, and its OC: all pending bytes have to leave, and then to come back."""
+        """Return whether the last layer fits, and its OC.
+
+        All pending bytes must leave, and then come back.
+        """
         cost = self.all_block(item, state)
         end = self.after(cost, state, offloaded=False)
         return cost.fits, cost.forward + cost.backward + (end.leaving + end.returning) / self.rate
 
     def kept_for_check(self, first: int, kept: Amount, *, reopened: bool) -> Amount:
-        """Return A of layers that begin with F_ck, which keeps its whole input."""
+        """Return A of layers that begin with F_ck, which keeps all input."""
         return kept + (not reopened) * self._passing[first - 1]
 
     def recompute_layer(self, layer: int, kept: Amount, pending: Amount) -> tuple[Fits, Amount]:
-        """Return whether F_all and B of one layer fit, and C of them (appendix B.3, single layer).
+        """Return whether F_all and B of one layer fit, and their C.
+
+        See appendix B.3, single layer.
 
         Args:
             layer: i.
@@ -266,9 +284,10 @@ class FluidModel:
         return kept + max(closing_need, backward_need) <= self.memory, time
 
     def recompute_all(self, first: int, last: int, kept: Amount, pending: Amount, rest: Rest) -> tuple[Fits, Amount]:
-        """Return whether it fits, and C, where F_all(first) is followed by the layers up to `last`, and by B(first).
+        """Return whether layers fit that begin with F_all, and their C.
 
-        Appendix B.3, case 1. Transfers are counted from the end: fewer bytes had to be back at earlier times.
+        The order is F_all(first), the layers up to `last`, B(first); see appendix B.3, case 1. Transfers are counted
+        from the end: fewer bytes have to be back at earlier times.
 
         Args:
             first: i.
@@ -289,9 +308,10 @@ class FluidModel:
     def recompute_check(
         self, first: int, cut: Amount, last: int, kept: Amount, pending: Amount, *, again: Rest, rest: Rest
     ) -> tuple[Fits, Amount]:
-        """Return whether it fits, and C, where a_cut is checkpointed: F_ck(first), F_none up to it, the rest, again.
+        """Return whether layers fit with a checkpoint at a_cut, and their C.
 
-        Appendix B.3, case 2; from the end too.
+        The order is F_ck(first), F_none up to the cut, the rest, and the first part again; see appendix B.3, case 2.
+        Transfers are counted from the end here, too.
 
         Args:
             first: i.

@@ -1,4 +1,4 @@
-"""Options of `pofo`, as its search reads them."""
+"""Options of `pofo`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from remat_cli.planners.shared.option_checks import check_least
 
 
 class StateRounding(StrEnum):
-    """How memory states are rounded to slots."""
+    """The rounding of memory states to slots."""
 
     UP = "up"  # as in the paper: the table never underestimates
-    NEAREST = "nearest"  # errors even out over many layers; a plan may turn out not to fit
+    NEAREST = "nearest"  # errors even out over many layers, but a plan may turn out not to fit
     BOTH = "both"
 
     @property
     def each(self) -> tuple[StateRounding, ...]:
-        """The single ways that this one stands for."""
+        """The single roundings to use."""
         return (StateRounding.UP, StateRounding.NEAREST) if self is StateRounding.BOTH else (self,)
 
 
@@ -27,17 +27,17 @@ class PofoOptions:
     """Options of `pofo`.
 
     Attributes:
-        cuts: single: where one tensor is handed on, as in the paper; several: also where several are, if the backward
-            reads most of them anyway; every: after every op that hands on anything new.
-        segments: how many layers the forward pass is cut into at most; of more, small neighbours are joined.
-        memory_slots: into how many parts the memory is divided that the budget leaves to the layers.
-        rounding: how the states that the dynamic program goes through are rounded to slots. up: as in the paper, never
-            too little; nearest: closer where there are many layers, and plans that do not fit are dropped; both.
-        candidates: how many amounts of memory each table is asked for; the plans are replayed on the graph, and the
-            best that fits is kept.
-        improve: try the plans of rotor as well, let any tensor go to the host where that helps, and leave out reruns
-            where memory and link have room; not in the paper.
-        time_limit: seconds; nothing further is tried after it.
+        cuts: single: where one tensor is passed on, as in the paper; several: also where several are, if the backward
+            reads most of them anyway; every: after every op that passes on a new tensor.
+        segments: largest number of layers of the forward pass; beyond it, small neighbours are joined.
+        memory_slots: number of parts of the memory that the budget leaves to the layers.
+        rounding: rounding of the dynamic program's states to slots. up: as in the paper, never too little; nearest:
+            closer for many layers, and plans that do not fit are dropped; both.
+        candidates: number of amounts of memory to ask each table for; the plans are replayed on the graph, and the best
+            that fits is kept.
+        improve: try the plans of rotor, too, let any tensor go to the host if that helps, and drop reruns that memory
+            and link can do without; not in the paper.
+        time_limit: limit in seconds.
     """
 
     cuts: Cuts = Cuts.EVERY

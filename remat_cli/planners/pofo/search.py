@@ -1,7 +1,7 @@
-"""The search of `pofo`: from its tables to a plan that fits a budget.
+"""The search of `pofo` for a plan that fits, from its tables.
 
 The dynamic program models a chain, states rounded to slots, and data that travels in drops. On the graph whole tensors
-travel, so its structures are replayed to find their times.
+travel, so a replay measures the time of each structure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence, known_link
 
-# How much memory a table is for, as a share of what there is. Rounding to the nearest slot errs either way, and the
-# model usually overestimates: what does not fit is sorted out, and less memory is tried too.
+# The memory of a table as a share of the device's. Rounding to the nearest slot errs either way, and the model usually
+# overestimates: plans that do not fit are dropped, and tables are asked for less memory, too.
 _HEADROOM = {StateRounding.UP: Fraction(1), StateRounding.NEAREST: Fraction(23, 20)}
-# Of rotor's table, which has one state where POFO's has three, and so can be finer.
+# The size of rotor's table, which has one state where POFO's has three, and so can be finer.
 _ROTOR_SEGMENTS, _ROTOR_SLOTS = 150, 500
-# How many of the plans that fit are improved.
+# The number of plans that fit to improve.
 _IMPROVED = 6
 
 
@@ -45,9 +45,9 @@ class _PofoPlan:
     """A plan that fits.
 
     Attributes:
-        computes: names of the ops in the order in which they run.
-        time: with the transfers.
-        idle_time: the part of it in which the device waits for the link.
+        computes: names of the ops in the order of their runs.
+        time: time with the transfers.
+        idle_time: part of `time` in which the device waits for the link.
     """
 
     computes: tuple[str, ...]
@@ -56,7 +56,7 @@ class _PofoPlan:
 
 
 class PofoSearch:
-    """Plans one problem; its clock starts when it is made."""
+    """Plans one problem; the clock starts with the constructor."""
 
     def __init__(self, problem: Problem, options: PofoOptions, observe: Observer) -> None:
         self._problem = problem
@@ -70,11 +70,11 @@ class PofoSearch:
         self._replays = 0
 
     def run(self) -> PlanResult:
-        """Return the best plan that fits, of those that are tried.
+        """Return the best plan tried that fits.
 
         Raises:
-            PlannerRefuses: the graph has no forward or no backward part, or cannot be cut; or the link's rate is not
-                known.
+            PlannerRefuses: the graph has no forward or no backward part, or cannot be cut; or the link's rate is
+                unknown.
             UsageError: the options ask for a table that is too large.
         """
         linearised = linearise(self._graph, "pofo", self._options.cuts, self._options.segments)
@@ -103,7 +103,10 @@ class PofoSearch:
                 self._leave_out_reruns(plan)
 
     def _try_without_offloading(self) -> Iterator[_PofoPlan | None]:
-        """Try the plain run and plans of rotor for some amounts of memory, with transfers where they do not fit."""
+        """Try the plain run and plans of rotor for some amounts of memory.
+
+        Plans that do not fit may use transfers.
+        """
         self._observe.phase("trying plans without offloading")
         linearised = linearise(self._graph, "pofo", self._options.cuts, _ROTOR_SEGMENTS)
         table = RotorTable.of(RotorNeeds.measured(linearised.gauge), _ROTOR_SLOTS)
@@ -116,7 +119,7 @@ class PofoSearch:
     def _try_structures(
         self, linearised: Linearised, model: FluidModel, rounding: StateRounding
     ) -> Iterator[_PofoPlan | None]:
-        """Try POFO's structures for the memory that there is, and for less."""
+        """Try POFO's structures for all the memory, and for less."""
         self._observe.phase(f"planning a chain of {len(linearised)} layers, states rounded: {rounding.value}")
         memory = int(model.memory * _HEADROOM[rounding])
         table = PofoTable(model.needs, memory, float(model.rate), self._options.memory_slots, rounding)
@@ -149,7 +152,7 @@ class PofoSearch:
         return {self._graph.arrays.tensor_names[tensor] for tensor in tensors}
 
     def _try(self, computes: Sequence[str], movable: Iterable[str]) -> _PofoPlan | None:
-        """Replay a plan, and keep it if it is the best; return it if it fits."""
+        """Replay a plan, and keep the best; return the plan if it fits."""
         self._replays += 1
         sequence = OffloadSequence.moving_named(RematSequence.of_names(self._graph, computes), movable, self._rate)
         if sequence.least_bytes > self._budget:
@@ -164,7 +167,10 @@ class PofoSearch:
         return _PofoPlan(tuple(computes), plan.time, plan.time - busy)
 
     def _leave_out_reruns(self, plan: _PofoPlan) -> None:
-        """Leave out reruns as long as that is faster, first those of ops that take the most time for each byte made."""
+        """Drop reruns as long as that is faster.
+
+        Ops with the most time for each output byte come first.
+        """
         graph = self._graph
         time_per_byte = {op.name: op.time / (1 + sum(graph.tensors[t].bytes for t in op.outputs)) for op in graph.ops}
         repeated = [name for name, runs in Counter(plan.computes).items() if runs > 1]
@@ -177,7 +183,7 @@ class PofoSearch:
                     plan = better
 
     def _without_last_run(self, plan: _PofoPlan, name: str) -> _PofoPlan | None:
-        """Leave out the last run of an op, unless it is the only one; return the plan if that is better."""
+        """Drop the last rerun of an op; return the plan if it is better."""
         computes = list(plan.computes)
         if computes.count(name) == 1:
             return None
@@ -196,7 +202,10 @@ class PofoSearch:
 
 
 def _with_room(plans: Sequence[_PofoPlan]) -> list[_PofoPlan]:
-    """Return a few of the plans that never wait for the link, from fast to slow; of all plans, if all wait."""
+    """Return a few plans that never wait for the link, fast to slow.
+
+    If all wait, choose from all plans.
+    """
     fastest = {plan.computes: plan for plan in sorted(plans, key=lambda plan: plan.time, reverse=True)}
     by_time = sorted(fastest.values(), key=lambda plan: plan.time)
     chosen = [plan for plan in by_time if plan.idle_time == 0] or by_time
@@ -214,6 +223,6 @@ def _check_has_cuts(linearised: Linearised) -> None:
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers below `count`, evenly from the first to the last."""
+    """Return at most `most` numbers below `count`, evenly spread."""
     numbers: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
     return numbers

@@ -1,4 +1,4 @@
-"""Decisions of POFO: blocks of a chain, which of their inputs are offloaded, and how each is recomputed."""
+"""Decisions of POFO: blocks, offloaded inputs, recomputations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from remat_cli.planners.shared.chain.model import ChainStep, Operation
 
 @dataclass(frozen=True, slots=True)
 class KeepFirst:
-    """Layers from `layer` on: F_all(layer), the rest, B(layer).
+    """Layers that begin with F_all(layer), and end with B(layer).
 
     Attributes:
         layer: the first layer.
-        rest: how the layers after it are done; None where there are none.
+        rest: recomputation of the layers after it; None without such layers.
     """
 
     layer: int
@@ -31,7 +31,9 @@ class KeepFirst:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Layers in two parts: F_ck and F_none lead to the second part, which is done first; then the first is recomputed.
+    """Layers in two parts with a checkpoint in between.
+
+    F_ck and F_none lead to the second part, which is computed first; then the first part is recomputed.
 
     Attributes:
         again: the first part, from the input.
@@ -52,13 +54,13 @@ Recomputation: TypeAlias = KeepFirst | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Layers that are opened together in the forward phase.
+    """Layers opened together in the forward phase.
 
     Attributes:
         first: the first layer, whose input is the block's input.
         last: the last layer.
         offloaded: whether the input goes to the host until the block's backward.
-        recomputation: how the block's backward is done; None: F_all and B of its single layer.
+        recomputation: recomputation for the block's backward; None for F_all and B of its single layer.
     """
 
     first: int
@@ -72,25 +74,25 @@ class Structure:
     """A persistent schedule of a chain.
 
     Attributes:
-        blocks: of all layers but the loss, in order.
-        loss: the layer after them.
+        blocks: blocks of all layers but the loss, in order.
+        loss: the layer after these blocks.
     """
 
     blocks: tuple[Block, ...]
     loss: int
 
     def items(self) -> tuple[Item, ...]:
-        """Return each block's input, and that of the loss."""
+        """Return the inputs of the blocks and of the loss."""
         saved = [False, *(block.recomputation is None for block in self.blocks)]
         firsts = [*(block.first for block in self.blocks), self.loss]
         return tuple(Item(first - 1, is_saved) for first, is_saved in zip(firsts, saved, strict=True))
 
     def offloaded(self) -> tuple[Item, ...]:
-        """Return the items that go to the host, in the order in which they are made."""
+        """Return the items that go to the host, in the order of production."""
         return tuple(item for block, item in zip(self.blocks, self.items(), strict=False) if block.offloaded)
 
     def steps(self) -> list[ChainStep]:
-        """Return the operations of the chain in order; transfers are not among them."""
+        """Return the operations of the chain in order, without transfers."""
         forward: list[ChainStep] = []
         for block in self.blocks:
             forward += opening(block.first, block.last, keep=block.recomputation is None)
@@ -105,7 +107,7 @@ class Structure:
 
 
 def opening(first: int, last: int, *, keep: bool) -> Sequence[ChainStep]:
-    """Return F_all(first) where it is kept; else F_ck(first) and F_none up to `last`."""
+    """Return F_all(first) to keep it; otherwise F_ck and F_none to `last`."""
     if keep:
         return [ChainStep(Operation.FORWARD_ALL, first)]
     none = (ChainStep(Operation.FORWARD_NONE, layer) for layer in range(first + 1, last + 1))
@@ -129,14 +131,14 @@ def recomputed(part: Recomputation) -> Iterator[ChainStep]:
 def recomputation_time(
     model: FluidModel, part: Recomputation, last: int, kept: Amount, pending: Amount, *, reopened: bool
 ) -> Amount:
-    """Return C of one recomputation of the layers up to `last`; infinite where it does not fit.
+    """Return C of a recomputation up to `last`; infinite if it does not fit.
 
     Args:
-        model: with a Fraction as rate, for an exact result.
-        part: how it is done.
+        model: the model, with a Fraction as rate for an exact result.
+        part: the recomputation.
         last: its last layer.
-        kept: A: bytes that are on the device throughout, the input included.
-        pending: D: bytes that must be back when it ends.
+        kept: A: bytes on the device throughout, including the input.
+        pending: D: bytes that must be back at the end.
         reopened: whether A includes the part of the input that passes, see `pofo.model`.
     """
     first = part.first
@@ -157,11 +159,11 @@ def recomputation_time(
 
 
 def fluid_time(model: FluidModel, structure: Structure) -> Amount:
-    """Return the time of one structure by the paper's model; infinite where it does not fit.
+    """Return a structure's time in the model; infinite if it does not fit.
 
     Args:
-        model: with a Fraction as rate, for an exact result.
-        structure: of the model's chain.
+        model: the model, with a Fraction as rate for an exact result.
+        structure: a structure of the model's chain.
     """
     state, total = FluidState(0, 0, 0), 0
     *items, last = structure.items()

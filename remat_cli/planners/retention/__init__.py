@@ -1,1 +1,1 @@
-"""Our own planner: the sparse need-time model, and bounds for a fixed order."""
+"""Retention: the sparse need-time model, and bounds for a fixed order."""

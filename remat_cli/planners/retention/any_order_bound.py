@@ -1,4 +1,4 @@
-"""The any-order bound: the least time of recomputation, whatever the order of first runs."""
+"""The any-order bound: the least recomputation in any order of first runs."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
 
-# Moments at which the cut bound is taken, at most; fewer where they and the ops multiply to more than this.
+# The largest number of moments for the cut bound; fewer if moments times ops would exceed the second number.
 _MOST_MOMENTS = 8
 _OPS_FOR_ALL_MOMENTS = 200_000
-# Up to so many ops the path is worked out, which takes time and memory that grow with the square.
+# The largest number of ops for the path, whose time and memory grow with the square.
 _MOST_OPS = 3_000
 
 
 def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
-    """Return a lower bound on the time that recomputation takes in any plan.
+    """Return a lower bound on the recomputation of any plan.
 
-    The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The path is
-    the one whose ops together lack most memory. Two bounds are taken along it.
+    The ops of a path through the graph run for the first time in the order of the path, whatever the plan. The chosen
+    path is the one whose ops together lack most memory. Two bounds are taken along it.
 
-    *Cover.* At the first run of an op of the path, every tensor that an ancestor makes and a descendant reads must be
-    in memory, unless it is recomputed before that reader. So the cover bound holds for the path's ops as stages, with
-    these tensors alone.
+    *Cover.* At the first run of an op of the path, every tensor that an ancestor produces and a descendant reads must
+    be in memory, unless it is recomputed before that reader. So the cover bound holds for the path's ops as stages,
+    with these tensors alone.
 
     *Cut.* After an op's first run all its descendants have yet to run, on tensors that are in memory then or recomputed
-    from these. Reruns of its ancestors cost time; other ops may run for the first time then, which is free.
+    from these. Reruns of its ancestors cost time; the first runs of other ops are free.
 
-    Before these, it is tried to prove that nothing fits (`last_makings`).
+    Before both, `last_makings` tries to prove that nothing fits.
 
     Args:
-        graph: what is planned.
-        room: bytes for what ops make: the budget without the graph's fixed bytes.
-        limits: of the search for the cheapest cover.
+        graph: the graph to plan.
+        room: bytes for outputs of ops: the budget without the graph's fixed bytes.
+        limits: limits of the search for the cheapest cover.
     """
     ancestry = Ancestry(Stages.of(graph), room)
     if ancestry.is_small and nothing_fits(graph, room, limits):
@@ -59,43 +59,45 @@ def any_order_bound(graph: Graph, room: int, limits: Limits) -> RerunBound:
 
 
 def _worst(graph: Graph, room: int, ops: Ints, limits: Limits) -> RerunBound:
-    """Return the largest cut bound of some ops, of as many as there is time for."""
+    """Return the largest cut bound of these ops, as time permits."""
     reads = GraphReads.of(graph)
     cut = 0
     for op in ops.tolist():
         if limits.is_over:
             break
         cut = max(cut, _cut_bound(reads, room, op, limits))
-    # Recomputing everything would take no longer: what is needed at one moment does not fit.
+    # Recomputing everything takes no longer, so the tensors needed at one moment do not fit.
     return RerunBound(None if cut > graph.total_time else cut)
 
 
 def _cut_bound(reads: GraphReads, room: int, op: int, limits: Limits) -> int:
-    """Return the least time of reruns with which what is kept at the first run of `op` fits."""
-    cut_point = cut_point_of(reads, op, *ops_around(reads.graph, op))
+    """Return the least reruns that make the first run of `op` fit."""
+    cut_point = cut_point_of(reads, op, *ancestors_and_descendants(reads.graph, op))
     return cut_point.bound(room + reads.graph.fixed_bytes - cut_point.least_own_bytes, limits)
 
 
 def cut_point_of(reads: GraphReads, op: int, is_before: Bools, is_after: Bools) -> CutPoint:
-    """Return the moment of an op's first run, for any order of the ops that are neither ancestors nor descendants.
+    """Return the moment of an op's first run in any order.
+
+    Ops that are neither ancestors nor descendants may run on either side of the moment.
 
     Args:
-        reads: of the graph.
-        op: its number.
-        is_before: [N] ops that must run before it.
-        is_after: [N] ops that can only run after it.
+        reads: the graph's reads.
+        op: number of the op.
+        is_before: [N] whether each op must run before this op.
+        is_after: [N] whether each op can only run after this op.
     """
     is_free = ~(is_before | is_after)
     is_free[op] = False
-    # An op may run for the first time after the moment at no cost, even one that runs only once.
+    # The first run of an op after the moment is free, even for an op that runs only once.
     reads = replace(reads, recomputable=reads.recomputable | is_free)
     before = np.flatnonzero(is_before | is_free)
     sequence = _FreeSequence(reads, np.concatenate([before, [op], np.flatnonzero(is_after)]), is_free)
     return CutPoint(sequence, len(before))
 
 
-def ops_around(graph: Graph, op: int) -> tuple[Bools, Bools]:
-    """[N] Return which ops must run before an op, and which can only run after it."""
+def ancestors_and_descendants(graph: Graph, op: int) -> tuple[Bools, Bools]:
+    """Return the ancestors and the descendants of an op, each as [N] bool."""
     arrays = graph.arrays
     producer = arrays.producer.tolist()
     is_before, is_after = np.zeros(len(graph.ops), dtype=np.bool_), np.zeros(len(graph.ops), dtype=np.bool_)
@@ -119,10 +121,10 @@ def ops_around(graph: Graph, op: int) -> tuple[Bools, Bools]:
 
 @dataclass(frozen=True, eq=False)
 class _FreeSequence(RematSequence):
-    """A sequence on which some ops cost nothing.
+    """A sequence in which some ops cost nothing.
 
     Attributes:
-        is_free: [N] which ones.
+        is_free: [N] whether each op is free.
     """
 
     is_free: Bools
@@ -141,8 +143,8 @@ class _PathRows:
     path: Ints
 
     def gaps(self) -> CoverGaps:
-        """Return the gaps in which tensors can be missing along the path."""
-        first, last = self._around()
+        """Return the gaps in which tensors can be absent along the path."""
+        first, last = self._brackets()
         gaps = [
             (tensor, begin + 1, end, self._shared(tensor, begin))
             for tensor in range(len(self.ancestry.stages.bytes))
@@ -150,8 +152,11 @@ class _PathRows:
         ]
         return CoverGaps(*np.array(gaps, dtype=np.int64).reshape(-1, 4).T)
 
-    def _around(self) -> tuple[list[int], list[int]]:
-        """Return, for each op and the end, the first row that runs no earlier, and the last that runs no later."""
+    def _brackets(self) -> tuple[list[int], list[int]]:
+        """Bracket the first run of each op, and the end, between rows.
+
+        The first list has the first row that runs no earlier, the second the last row that runs no later.
+        """
         ancestry, path = self.ancestry, self.path
         first = np.full(len(ancestry.stages) + 1, len(path))
         last = np.full(len(ancestry.stages) + 1, -1)
@@ -165,24 +170,24 @@ class _PathRows:
         return first.tolist(), last.tolist()
 
     def _gaps_of(self, tensor: int, first: list[int], last: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield where each gap of a tensor begins and ends: from the row after, to the row before.
+        """Yield the first and last row around each gap of a tensor.
 
-        An absence starts after the last certain read and ends before the next; one gap covers it.
+        An absence starts after a certain read and ends before the next one, inside one gap.
         """
-        maker = int(self.ancestry.stages.made_at[tensor])
-        # The tensor is certain to exist from its maker on, or from the first row that runs after the maker.
+        maker = int(self.ancestry.stages.produced_at[tensor])
+        # The tensor certainly exists from its producer on, or from the first row that runs after its producer.
         begin = first[maker] - (first[maker] != last[maker])
         readers = self.ancestry.readers[tensor]
         for reader in sorted(readers, key=lambda each: (first[each], last[each])):
             yield begin, first[reader]
             begin = max(begin, last[reader])
-        # A reader that certainly runs after a row, even if the next row after it is not known.
+        # A reader that certainly runs after a row, even if no later row is certain to follow the reader.
         end = max((last[reader] + (last[reader] != first[reader]) for reader in readers), default=0)
         if end > begin:
             yield begin, end
 
     def _shared(self, tensor: int, row: int) -> int:
-        """Return the bytes that the op of a row saves by taking over a tensor's storage."""
+        """Return the bytes that a row's op saves by taking over the tensor's storage."""
         stages, path = self.ancestry.stages, self.path
         if 0 <= row < len(path) and stages.shared_input[path[row]] == tensor:
             return int(stages.shared_bytes[path[row]])
@@ -191,11 +196,13 @@ class _PathRows:
 
 @dataclass(frozen=True, eq=False)
 class Ancestry:
-    """Ancestors and descendants of every op. Sets of ops are whole numbers, bit n for op n.
+    """The ancestors and descendants of every op.
+
+    A set of ops is a whole number with bit n for op n.
 
     Attributes:
         stages: the graph in the input order.
-        room: bytes for what ops make: the budget without the graph's fixed bytes.
+        room: bytes for outputs of ops: the budget without the graph's fixed bytes.
     """
 
     stages: Stages
@@ -203,13 +210,13 @@ class Ancestry:
 
     @property
     def is_small(self) -> bool:
-        """Whether there are so few ops that the sets can be worked out."""
+        """Whether the graph is small enough to compute these sets."""
         return len(self.stages) <= _MOST_OPS
 
     def worst_moments(self) -> Ints:
-        """Return the op that lacks most in each part of the path, the one that lacks most of all first.
+        """Return the op that lacks most memory in each part of the path.
 
-        Of a large graph, the ops of the input order stand for the path.
+        The worst op comes first. In a large graph, the input order replaces the path.
         """
         ops = self.path if self.is_small else np.arange(len(self.stages))
         lacking = self.lacking[ops] if self.is_small else self.stages.plain_bytes - self.room
@@ -221,14 +228,14 @@ class Ancestry:
 
     @cached_property
     def _makers(self) -> list[list[int]]:
-        """For each op the ops that make what it reads."""
+        """For each op, the producers of its inputs."""
         arrays = self.stages.graph.arrays
         producer = arrays.producer.tolist()
         return [sorted({producer[t] for t in inputs if producer[t] >= 0}) for inputs in arrays.inputs]
 
     @cached_property
     def ancestors(self) -> list[int]:
-        """For each op the ops that must run before it."""
+        """For each op, the ops that must run earlier."""
         sets: list[int] = []
         for makers in self._makers:
             union = 0
@@ -239,7 +246,7 @@ class Ancestry:
 
     @cached_property
     def descendants(self) -> list[int]:
-        """For each op the ops that can only run after it."""
+        """For each op, the ops that can only run later."""
         sets = [0] * len(self._makers)
         for op in range(len(sets) - 1, -1, -1):
             own = sets[op] | 1 << op
@@ -248,24 +255,27 @@ class Ancestry:
         return sets
 
     def members(self, ops: int) -> Bools:
-        """[N] whether each op is in a set."""
+        """Unpack a set of ops to [N] bool."""
         count = len(self.stages)
         packed = np.frombuffer(ops.to_bytes(count // 8 + 1, "little"), dtype=np.uint8)
         return np.unpackbits(packed, bitorder="little", count=count).astype(np.bool_)
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """For each tensor the ops that read it; N for the end."""
+        """For each tensor, its readers; N stands for the end."""
         stages = self.stages
         starts = np.searchsorted(stages.read_tensor, np.arange(1, len(stages.bytes)))
         return [part.tolist() for part in np.split(stages.read_stage, starts)]
 
     @cached_property
     def lacking(self) -> Ints:
-        """[N] bytes that each op's first run lacks in any order if nothing is recomputed; negative if room is left."""
+        """[N] bytes that each op's first run lacks without recomputation.
+
+        They hold in any order. Negative: bytes are left.
+        """
         stages = self.stages
         needed = stages.own_bytes.copy()
-        for tensor, (maker, size) in enumerate(zip(stages.made_at.tolist(), stages.bytes.tolist(), strict=True)):
+        for tensor, (maker, size) in enumerate(zip(stages.produced_at.tolist(), stages.bytes.tolist(), strict=True)):
             before = 0
             for reader in self.readers[tensor]:
                 before |= self.ancestors[reader] if reader < len(stages) else -1
@@ -274,13 +284,13 @@ class Ancestry:
             for reader in readers:
                 if stages.shared_input[reader] == tensor and not needed_later[reader]:
                     needed[reader] -= stages.shared_bytes[reader]
-            needed_later[readers] = False  # it counts among their own bytes
+            needed_later[readers] = False  # already counted among their own bytes
             needed[needed_later] += size
         return needed - self.room
 
     @cached_property
     def path(self) -> Ints:
-        """Return the path whose ops together lack most."""
+        """The path whose ops together lack most memory."""
         lacking = np.maximum(self.lacking, 0).tolist()
         best = list(lacking)
         before = [-1] * len(best)

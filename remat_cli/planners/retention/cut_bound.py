@@ -1,4 +1,4 @@
-"""The cut bound: the least time of recomputation, with memory counted at the moments that matter."""
+"""The cut bound: the least recomputation by memory at a few moments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
 
-# Counted work grows with the graph, from this size on.
+# Counted work grows with the graph above this number of ops.
 _USUAL_OPS = 300
 
 
 @dataclass(frozen=True, eq=False)
 class CutProof:
-    """What a model of cuts proves, on one solver's word.
+    """The proof of a cut model, on one solver's word.
 
     Attributes:
-        bound: the best; NO_BOUND if no model improves on what is known.
+        bound: the best bound; NO_BOUND if no model improves on the known one.
         model: the one that proves it.
-        outcome: of the solver on that model.
-        seconds: that all models took.
+        outcome: result of the solver on that model.
+        seconds: time that all models took.
     """
 
     bound: RerunBound = NO_BOUND
@@ -42,7 +42,10 @@ class CutProof:
     seconds: float = 0.0
 
     def confirmed(self, limits: Limits) -> RerunBound:
-        """Ask a second solver to confirm, in as much time as the first one took; return what is proven."""
+        """Ask a second solver to confirm the bound.
+
+        It has as much time as the first one took. The result says which evidence the bound has.
+        """
         if self.model is None or self.outcome is None:
             return self.bound
         outcome = second_opinion(self.model, self.outcome, limits, self.seconds)
@@ -50,13 +53,13 @@ class CutProof:
 
 
 class CutSearch:
-    """Models of more and more cuts: the next one is where the best solution of the last model takes too much memory.
+    """A search that adds one cut at a time to a model.
 
-    One cut more at a time: models grow no larger than they must, and each bound says where the next cut matters. Of
-    ResNet-50 in 60 %, three cuts say as much as five that were added two by two, in an eighth of the time.
+    The next cut is the moment at which the best solution of the last model takes too much memory, so models stay small.
+    For ResNet-50 at 60 %, three cuts prove as much as five added in pairs, in an eighth of the time.
 
     Attributes:
-        proof: the best so far.
+        proof: the best proof so far.
     """
 
     def __init__(
@@ -66,10 +69,10 @@ class CutSearch:
 
         Args:
             stages: the graph.
-            room: bytes for what ops make: the budget without the fixed bytes.
+            room: bytes for outputs of ops: the budget without the fixed bytes.
             moments: stages that may become cuts, in a certain order.
             lacking: [N] a measure of how short of memory each stage is.
-            model_at: makes the model of some of the moments.
+            model_at: builds the model of some of the moments.
         """
         self.proof = CutProof()
         self._stages = stages
@@ -80,7 +83,10 @@ class CutSearch:
 
     @classmethod
     def in_fixed_order(cls, stages: Stages, room: int) -> CutSearch:
-        """Return the search for a bound on plans whose ops run for the first time in the order of the stages."""
+        """Return the search for plans in the order of the stages.
+
+        That is the order of their first runs.
+        """
         moments = np.flatnonzero(stages.plain_bytes > room)
         return cls(stages, room, moments, stages.plain_bytes, CutModel.in_fixed_order)
 
@@ -88,11 +94,11 @@ class CutSearch:
     def in_any_order(cls, stages: Stages, room: int) -> CutSearch:
         """Return the search for a bound on all plans.
 
-        The cuts are first runs of ops on the path of the any-order bound; in a graph too large for that there is none.
+        The cuts are first runs of ops on the path of the any-order bound; a graph too large for that path has no cuts.
 
         Args:
             stages: the graph in the input order.
-            room: bytes for what ops make.
+            room: bytes for outputs of ops.
         """
         ancestry = Ancestry(stages, room)
         if not ancestry.is_small:
@@ -103,7 +109,7 @@ class CutSearch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether another turn would bring nothing."""
+        """Whether another turn is useless."""
         return not len(self._cuts)
 
     def turn(
@@ -117,18 +123,18 @@ class CutSearch:
         work: float = WORK_OF_TURN,
         takes_any_plan: bool = False,
     ) -> CutProof:
-        """Solve one model after the other, until one takes more than its part of the limits; return the best proof.
+        """Solve model after model until one exceeds its limits; return the best proof.
 
         The next turn begins with that model.
 
         Args:
-            limits: of the caller; if they cut the solver short, what it has proven holds.
-            known: a bound on the extra time that is proven already.
-            best: extra time of a plan: solutions that take more are left out, which often speeds up the proof.
-            tell: is told of the best sequence of each model, which need not fit.
-            share: of the time, for this turn.
-            work: of the solver, for this turn, on a graph of usual size.
-            takes_any_plan: only whether there are plans is asked, so that each model ends at its first solution.
+            limits: limits of the caller; if they end the solver, the bound proven so far holds.
+            known: a proven bound on the extra time.
+            best: extra time of a known plan: slower solutions are excluded, which often speeds up the proof.
+            tell: receives the best sequence of each model, which need not fit.
+            share: share of the time for this turn.
+            work: solver's work for this turn, on a graph of usual size.
+            takes_any_plan: whether any plan will do, so that each model ends at its first solution.
         """
         began, earlier = monotonic(), self.proof.seconds
         part = limits.part(share, work * max(1.0, len(self._stages) / _USUAL_OPS))
@@ -156,7 +162,10 @@ class CutSearch:
         return self.proof
 
     def _with_one_more(self, sequence: RematSequence) -> Ints:
-        """Return the cuts and the moment at which a sequence takes most memory; no cuts if all other moments fit."""
+        """Add the moment at which the sequence takes most memory.
+
+        The result is empty if all other moments fit.
+        """
         exceeding = sequence.memory[~sequence.is_rerun] - self._stages.graph.fixed_bytes - self._room
         others = self._moments[~np.isin(self._moments, self._cuts)]
         if not len(others) or exceeding[others].max() <= 0:

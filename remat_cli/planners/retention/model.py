@@ -1,4 +1,4 @@
-"""The sparse need-time model of `retention` in CP-SAT, built in bulk."""
+"""The sparse need-time model in CP-SAT, built in bulk."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from remat_cli.planners.shared.numbering import Bools, Ints, Ragged, sums
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
 
-# Linear relaxations find and prove these models' optima many times sooner than clause learning alone; and the solver's
-# own chaining of sums through auxiliary variables makes them weaker.
+# Linear relaxations find and prove optima of these models many times sooner than clause learning alone. The solver's
+# own chaining of sums through auxiliary variables makes the relaxations weaker.
 SETTINGS = {"linearization_level": 2, "find_big_linear_overlap": False}
 
 
 @dataclass(frozen=True, eq=False)
 class RetentionModel:
-    """Which tensors are held until which of their needs, and which ops are recomputed when.
+    """A model of tensors held from need to need, and of reruns.
 
-    Variables, all boolean: `held[i]`, the tensor of need i is kept from the need before (or its making) until need i;
-    `rerun[k]`, chance k of recomputing an op is taken. Variable k of the CP-SAT model is rerun k; held ones follow.
+    Variables, all boolean: `held[i]`, the tensor of need i is kept from the need before (or its production) until need
+    i; `rerun[k]`, chance k of recomputing an op is taken. Variable k of the CP-SAT model is rerun k; held ones follow.
 
     Attributes:
-        needs: when tensors may be needed.
-        room: bytes for what ops make: the budget without the fixed bytes.
+        needs: times at which tensors may be needed.
+        room: bytes for outputs of ops: the budget without the fixed bytes.
         exact_reruns: a memory constraint per rerun; otherwise one per stage, which assumes that all its reruns coexist.
-            The latter rules out plans only where memory is very tight; models of the former take several times as long
-            to solve.
+            The second form excludes plans only under very tight budgets; the first takes several times as long to
+            solve.
     """
 
     needs: NeedTimes
@@ -46,10 +46,10 @@ class RetentionModel:
 
     @cached_property
     def always_held(self) -> Bools:
-        """[M] needs that can only be served by holding the tensor."""
+        """[M] whether only holding the tensor can serve the need."""
         needs = self.needs
         must = needs.is_read & (needs.rerun < 0)
-        # Within a tensor, a run of needs without a chance to recompute is held up to the last one that must be.
+        # Within a tensor, a run of needs without a chance to recompute is held up to the last need that must be held.
         run = np.cumsum((np.diff(needs.tensor, prepend=-1) > 0) | (np.roll(needs.rerun, 1) >= 0) | (needs.rerun >= 0))
         if not len(run):
             return must
@@ -60,7 +60,7 @@ class RetentionModel:
 
     @cached_property
     def _held_variable(self) -> Ints:
-        """[M] index of each need's variable, -1 where it is always held."""
+        """[M] index of each need's variable; -1 if always held."""
         free = ~self.always_held
         first = len(self.needs.rerun_stage)
         return np.where(free, first + np.cumsum(free) - 1, -1)
@@ -76,31 +76,31 @@ class RetentionModel:
         return model
 
     def sequence(self, values: Ints) -> RematSequence:
-        """Return the plan that a solution stands for.
+        """Return the sequence of runs of a solution.
 
         Args:
-            values: [variables] of the solution.
+            values: [variables] values in the solution.
         """
         needs, stages = self.needs, self.stages
         taken = np.flatnonzero(values[: len(needs.rerun_stage)])
         return RematSequence.of_stages(stages, needs.rerun_stage_of_op[taken], needs.rerun_stage[taken])
 
     def hint(self, model: CpModel, plan: RematSequence) -> None:
-        """Start the search from a plan whose ops run for the first time in the model's order.
+        """Start the search from a plan with first runs in the model's order.
 
-        Recomputations for which the model has no chance are left out: the hint is then incomplete.
+        Recomputations without a chance in the model are left out: the hint is then incomplete.
         """
         needs = self.needs
         taken = self._chances_taken(plan)
         which, need = self._inputs_of_reruns
         wanted = needs.is_read.copy()
         wanted[need[taken[which]]] = True
-        made = np.append(taken, False)[needs.rerun]
+        reran = np.append(taken, False)[needs.rerun]
         held = np.zeros(len(needs), dtype=np.bool_)
         is_held_on = False
         for i in range(len(needs) - 1, -1, -1):
             is_last = i + 1 == len(needs) or needs.tensor[i] != needs.tensor[i + 1]
-            is_held_on = bool(wanted[i] or (is_held_on and not is_last)) and not made[i]
+            is_held_on = bool(wanted[i] or (is_held_on and not is_last)) and not reran[i]
             held[i] = is_held_on
         hint = model.proto.solution_hint
         free = self._held_variable >= 0
@@ -108,7 +108,7 @@ class RetentionModel:
         hint.values.extend([*taken.astype(int).tolist(), *held[free].astype(int).tolist()])
 
     def _chances_taken(self, plan: RematSequence) -> Bools:
-        """[Q] the chances of recomputation that a plan takes."""
+        """[Q] whether the plan takes each chance of recomputation."""
         needs, stages = self.needs, self.stages
         count = len(stages) + 1
         stage_of_op = np.argsort(stages.order)
@@ -150,7 +150,7 @@ class RetentionModel:
 
     @cached_property
     def _inputs_of_reruns(self) -> tuple[Ints, Ints]:
-        """Return (chance, need) for each tensor that a recomputation reads."""
+        """Return (chance, need) for each input of a recomputation."""
         needs = self.needs
         count = len(self.stages) + 1
         which, tensors = self.stages.inputs.expand(needs.rerun_stage_of_op)
@@ -158,7 +158,10 @@ class RetentionModel:
         return which, np.searchsorted(keys, tensors * count + needs.rerun_stage[which])
 
     def _add_memory(self, model: CpModel) -> None:
-        """Add: what is in memory while a stage's own op runs, and while the stage recomputes, fits the room."""
+        """Add the constraints that every stage fits the room.
+
+        Its own op and its reruns have constraints of their own.
+        """
         needs, stages = self.needs, self.stages
         own = stages.own_bytes - np.where(self._input_ends, stages.shared_bytes, 0)
         terms = self._held_terms(needs.free_from, np.minimum(needs.stage, len(stages)))
@@ -169,18 +172,24 @@ class RetentionModel:
             self._add_memory_of_reruns(model)
 
     def _add_memory_of_reruns(self, model: CpModel) -> None:
-        """Add: tensors held into a stage and all outputs of its reruns together fit the room; an overestimate."""
+        """Add the constraint that a stage's reruns fit the room together.
+
+        This is an overestimate: tensors held into the stage count together with all outputs of its reruns.
+        """
         needs, stages = self.needs, self.stages
-        made = stages.outputs.sums(stages.bytes) + stages.workspace
+        written = stages.outputs.sums(stages.bytes) + stages.workspace
         phase = self._held_terms(needs.before + 1, needs.stage + 1)
         with_reruns = np.zeros(len(stages) + 1, dtype=np.bool_)
         with_reruns[needs.rerun_stage] = True
         reruns = np.arange(len(needs.rerun_stage))
-        phase = phase.of_rows(with_reruns).and_also(needs.rerun_stage, reruns, made[needs.rerun_stage_of_op])
+        phase = phase.of_rows(with_reruns).and_also(needs.rerun_stage, reruns, written[needs.rerun_stage_of_op])
         add_rows(model, phase, np.zeros(len(stages) + 1, dtype=np.int64), self.room)
 
     def _add_memory_of_each_rerun(self, model: CpModel) -> None:
-        """Add: tensors that may still be needed fit the room while an op is recomputed."""
+        """Add the constraint that each rerun fits the room.
+
+        All tensors that may still be needed count.
+        """
         needs, stages, held = self.needs, self.stages, self._held_variable
         own = stages.own_bytes[needs.rerun_stage_of_op]
         crossing = self._held_terms(needs.before + 1, needs.stage).by_row(len(stages) + 1)
@@ -202,25 +211,31 @@ class RetentionModel:
                 constraint.linear.domain.extend((-(2**62), left))
 
     def _there_while(self, op: int, needs_here: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the needs of a stage that keep tensors in memory while `op` is recomputed in it; its own left out.
+        """Return the needs of a stage that keep tensors during the rerun of `op`.
+
+        The op's own inputs and outputs are left out.
 
         Returns:
             Needs whose tensors are held into the stage and still wanted; needs whose tensors were recomputed earlier in
-            it; and the next needs of tensors that this stage no longer wants, in case they are held on.
+                the stage; and the next needs of tensors that the stage no longer wants, in case these are held for
+                longer.
         """
         needs, stages = self.needs, self.stages
         tensor = needs.tensor[needs_here]
-        others = ~(np.isin(tensor, stages.inputs[op]) | (stages.made_at[tensor] == op))
+        others = ~(np.isin(tensor, stages.inputs[op]) | (stages.produced_at[tensor] == op))
         needs_here, tensor = needs_here[others], tensor[others]
         wanted = needs.is_read[needs_here] | (self._last_rerun_reader[needs_here] > op)
-        again = needs_here[wanted & (needs.rerun[needs_here] >= 0) & (stages.made_at[tensor] < op)]
+        again = needs_here[wanted & (needs.rerun[needs_here] >= 0) & (stages.produced_at[tensor] < op)]
         beyond = needs_here[~wanted] + 1
         beyond = beyond[beyond < len(needs)]
         return needs_here[wanted], again, beyond[needs.tensor[beyond] == needs.tensor[beyond - 1]]
 
     @cached_property
     def _last_rerun_reader(self) -> Ints:
-        """[M] stage of the first run of the last op whose recomputation at a need may read the tensor; -1 for none."""
+        """[M] stage of the last op whose rerun at a need may read the tensor.
+
+        The stage is that of the op's first run; -1 means none.
+        """
         which, need = self._inputs_of_reruns
         last = np.full(len(self.needs), -1, dtype=np.int64)
         np.maximum.at(last, need, self.needs.rerun_stage_of_op[which])
@@ -228,7 +243,7 @@ class RetentionModel:
 
     @cached_property
     def _input_ends(self) -> Bools:
-        """[N] whether each stage's op takes over an input that cannot be needed afterwards."""
+        """[N] whether the op takes over an input that nothing needs afterwards."""
         stages, needs = self.stages, self.needs
         last = np.full(len(stages.bytes), -1, dtype=np.int64)
         np.maximum.at(last, needs.tensor, needs.stage)
@@ -238,7 +253,7 @@ class RetentionModel:
         return ends
 
     def _held_terms(self, first: Ints, end: Ints) -> Terms:
-        """Return the bytes of each need's tensor in the stages from `first` to before `end`."""
+        """Return the bytes of each need's tensor in stages `first` to before `end`."""
         return Terms.over(first, end, self._held_variable, self.stages.bytes[self.needs.tensor])
 
 
@@ -252,26 +267,26 @@ class Terms:
 
     @classmethod
     def over(cls, first: Ints, end: Ints, variable: Ints, factor: Ints) -> Terms:
-        """Return an entry for every row from `first` to before `end` of each variable."""
+        """Return an entry of each variable for rows `first` to before `end`."""
         lengths = np.maximum(end - first, 0)
         which = np.repeat(np.arange(len(lengths)), lengths)
         row = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + first[which]
         return cls(row, variable[which], factor[which])
 
     def by_row(self, rows: int) -> list[Terms]:
-        """Return the entries of each row."""
+        """Split the entries by row."""
         order = np.argsort(self.row, kind="stable")
         starts = np.searchsorted(self.row[order], np.arange(1, rows))
         columns = (np.split(column[order], starts) for column in (self.row, self.variable, self.factor))
         return [Terms(*parts) for parts in zip(*columns, strict=True)]
 
     def of_rows(self, wanted: Bools) -> Terms:
-        """Return the entries of some rows."""
+        """Return the entries of the wanted rows."""
         inside = wanted[self.row]
         return Terms(self.row[inside], self.variable[inside], self.factor[inside])
 
     def and_also(self, row: Ints, variable: Ints, factor: Ints) -> Terms:
-        """Return these entries and others."""
+        """Return these entries followed by others."""
         return Terms(
             np.concatenate([self.row, row]),
             np.concatenate([self.variable, variable]),
@@ -280,7 +295,10 @@ class Terms:
 
 
 def add_rows(model: CpModel, terms: Terms, constant: Ints, room: int) -> None:
-    """Add constant[row] + sum(factor * variable) <= room for each row that some values violate."""
+    """Add constant[row] + sum(factor * variable) <= room for each row.
+
+    Rows that no values can violate are left out.
+    """
     rows = len(constant)
     is_constant = terms.variable < 0
     constant = constant + sums(terms.row[is_constant], terms.factor[is_constant], rows)

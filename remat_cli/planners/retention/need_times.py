@@ -1,4 +1,7 @@
-"""Need times of tensors, at which each may be required: the skeleton of the sparse model of `retention`."""
+"""Need times: the stages at which each tensor may be required.
+
+They are the skeleton of the sparse model of `retention`.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from remat_cli.planners.shared.stages import Stages
 
 @dataclass(frozen=True, eq=False)
 class NeedTimes:
-    """The stages in which tensors may be required, and those in which ops may be recomputed.
+    """The stages in which tensors may be required or ops recomputed.
 
-    A tensor's *need times* are the stages of its readers and those in which a reader may be recomputed; between two
-    neighbouring ones, or the tensor's making and the first, lies a *gap*. Need i ends gap i.
+    A tensor's *need times* are the stages of its readers and those in which a reader may be recomputed. A *gap* lies
+    between two neighbouring need times, or between the tensor's production and the first need. Need i ends gap i.
 
     Attributes:
-        stages: the order that they are for.
+        stages: the graph in its order.
         tensor: [M] tensor of each need; needs are sorted by tensor, then by stage.
         stage: [M] its stage, up to N for the end.
-        is_read: [M] whether a reader runs there for the first time (or it is the end and the tensor an output).
-        before: [M] stage of the need before, or of the tensor's making.
+        is_read: [M] whether a reader runs there for the first time (or the end, for an output).
+        before: [M] stage of the need before, or of the tensor's production.
         free_from: [M] the first stage of the gap in which the tensor need not be in memory.
-        rerun_stage_of_op: [Q] stage of the first run of each op that may be recomputed, one for each such chance.
-        rerun_stage: [Q] when it may be recomputed; chances are sorted by (rerun_stage_of_op, rerun_stage).
-        rerun: [M] the chance that makes the tensor of each need at that time; -1 for none.
+        rerun_stage_of_op: [Q] for each chance to recompute an op, the stage of its first run.
+        rerun_stage: [Q] the stage of the recomputation; chances are sorted by (rerun_stage_of_op, rerun_stage).
+        rerun: [M] the chance that recomputes the need's tensor at that time; -1 for none.
     """
 
     stages: Stages
@@ -49,7 +52,7 @@ class NeedTimes:
         Args:
             stages: the graph in its order.
             is_tight: [N] stages in which memory is short, so that dropping a tensor there may pay.
-            depth: of recomputation; growing stops where nothing new comes up.
+            depth: depth of recomputation; growth stops when there are no new needs.
         """
         count = len(stages) + 1
         tight_before = np.concatenate([[0], np.cumsum(is_tight), [int(is_tight.sum())]])
@@ -58,7 +61,7 @@ class NeedTimes:
         for _ in range(depth):
             tensor, stage, before, free_from = _gaps(stages, reads, needs)
             del before
-            makers = stages.made_at[tensor]
+            makers = stages.produced_at[tensor]
             may = stages.recomputable[makers] & (tight_before[stage] > tight_before[free_from])
             grown = np.union1d(reruns, makers[may] * count + stage[may])
             if len(grown) == len(reruns):
@@ -66,7 +69,7 @@ class NeedTimes:
             reruns = grown
             needs = np.union1d(reads, _needs_of(stages, reruns))
         tensor, stage, before, free_from = _gaps(stages, reads, needs)
-        wanted = stages.made_at[tensor] * count + stage
+        wanted = stages.produced_at[tensor] * count + stage
         position = np.searchsorted(reruns, wanted)
         has_rerun = np.append(reruns, -1)[position] == wanted
         return cls(
@@ -86,18 +89,24 @@ class NeedTimes:
 
 
 def _gaps(stages: Stages, reads: Ints, needs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return tensor, stage, stage before, and first stage that the tensor is free in, for each need."""
+    """Return tensor, stage, stage before and first free stage of each need.
+
+    A tensor is free from the first stage that can do without it.
+    """
     count = len(stages) + 1
     tensor, stage = needs // count, needs % count
     is_first = np.diff(tensor, prepend=-1) > 0
-    before = np.where(is_first, stages.made_at[tensor], np.roll(stage, 1))
-    # Where the need before is only a recomputation's, the tensor can be dropped before that stage's own op runs.
+    before = np.where(is_first, stages.produced_at[tensor], np.roll(stage, 1))
+    # If the need before is only that of a recomputation, the tensor can be dropped before that stage's own op runs.
     was_read = np.roll(np.isin(needs, reads, assume_unique=True), 1)
     return tensor, stage, before, before + (is_first | was_read)
 
 
 def _needs_of(stages: Stages, reruns: Ints) -> Ints:
-    """Return the needs that recomputations add: of inputs, and of the op's other outputs that are still wanted."""
+    """Return the needs that recomputations add.
+
+    These are needs of inputs, and of the op's other outputs that are still wanted.
+    """
     count = len(stages) + 1
     op, at = reruns // count, reruns % count
     which, tensors = stages.inputs.expand(op)

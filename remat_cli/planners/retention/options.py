@@ -1,4 +1,4 @@
-"""Options of `retention`, as its search reads them."""
+"""Options of `retention`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from enum import StrEnum
 
 from remat_cli.planners.shared.option_checks import check_least
 
-# A turn of the cut bound: its share of the time that is left, and its counted work for graphs of the usual size.
+# One turn of the cut bound: its share of the remaining time, and its counted work for graphs of the usual size.
 SHARE_OF_TURN, WORK_OF_TURN = 0.2, 3.0
 
 
 class OrderChoice(StrEnum):
-    """Which orders of first runs are considered."""
+    """The orders of first runs that the search considers."""
 
-    INPUT = "input"  # the graph's own only
-    SEARCH = "search"  # others too, where the data dependencies allow them
+    INPUT = "input"  # only the graph's own order
+    SEARCH = "search"  # also other orders that data dependencies allow
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class RetentionOptions:
 
     Attributes:
         order: search: look for orders that need less memory; input: keep the graph's order of first runs.
-        orders: in how many orders to plan.
-        depth: how deep recomputation may go, at most.
-        time_limit: seconds, the search for orders included.
-        work_limit: instead of seconds, counted work, so that a result can be had again on any machine.
-        patience: the search ends when this multiple of the work until the last gain has brought no further gain; 0: it
-            goes on.
+        orders: number of orders to plan in.
+        depth: greatest depth of recomputation.
+        time_limit: limit in seconds, including the search for orders.
+        work_limit: limit in counted work instead of seconds, so that every machine gives the same result.
+        patience: end the search when this multiple of the work until the last gain has brought no further gain; 0:
+            never.
         cores: threads of the solver; 0: all.
-        seed: of random choices.
+        seed: seed of the random choices.
     """
 
     order: OrderChoice = OrderChoice.SEARCH

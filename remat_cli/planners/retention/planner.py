@@ -1,4 +1,4 @@
-"""Our own planner: the sparse need-time model, over orders that suit the budget."""
+"""The `retention` planner: the sparse need-time model in several orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat_cli.planners.retention.options import OrderChoice, RetentionOptions
 
 @dataclass(frozen=True)
 class Retention(RetentionOptions):
-    """Decides for each tensor, from use to use, whether to hold it or to recompute it.
+    """Decides from use to use whether to hold or recompute each tensor.
 
     Source: ours. Retention of tensors as in Bartan et al., MOCCASIN, ICML 2023, but with a decision only where one can
     change something: in gaps between uses over stages that are short of memory.
@@ -24,7 +24,7 @@ class Retention(RetentionOptions):
 
     def plan(self, problem: Problem, observe: Observer) -> PlanResult:
         """Plan `problem`."""
-        # ortools comes with this; the options must be readable without it.
+        # This import needs ortools; reading the options must not.
         from remat_cli.planners.retention.search import RetentionSearch
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits

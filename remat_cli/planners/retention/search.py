@@ -1,4 +1,4 @@
-"""The search of `retention`: how it spends its time, over orders and over depths of recomputation."""
+"""The search of `retention` over orders and depths of recomputation."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ from remat_cli.planners.shared.scaling import Rounding
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.stages import Stages
 
-# How deep reruns of reruns may go, tried in turn: 1 is enough at loose budgets; on one of Moccasin's training graphs
-# (CM2), 50 % of the plain peak needs 3, and 6 is better than 3 at 40 %.
+# Depths of recomputation, tried in turn. Depth 1 is enough for loose budgets. On one of Moccasin's training graphs
+# (CM2), 50 % of the plain peak needs depth 3, and at 40 % depth 6 is better than 3.
 _DEPTHS = (1, 2, 3, 6, 12, 24)
 _DEPTH_OF_USUAL_PLANS = 3
-# Units of the solver's counted work, about a second each: of a model's first turn, which grows with the model and then
-# from turn to turn.
+# Units of the solver's counted work, about a second each: for a model's first turn, growing with the model and from
+# turn to turn.
 _FIRST_TURN = 1.0
 _GROWTH = 3.0
 _USUAL_SIZE = 10_000
 # The solver's count leaves out the building of a model and most of its presolve: this many needs count as one unit.
 _BUILT_PER_WORK = 20_000
-# How much larger a model of the next depth usually is.
+# The usual growth of a model from one depth to the next.
 _NEXT_DEPTH = 2.5
 # Models with exact reruns, and models in another order than the best plan's, seldom win. When turns are handed out,
 # their work counts this many times.
 _UNLIKELY = 3.0
-# How much work each quick bound may take, more in larger graphs, and which share of the time left.
+# The work of each quick bound, larger in larger graphs, and its share of the remaining time.
 _WORK_OF_BOUND = 1.0
 _SHARE_OF_BOUND = 0.05
-# The search for orders may take this share of the time, or try this many moves for each unit of the solver's work.
+# The search for orders may take this share of the time, or this many moves for each unit of the solver's work.
 _SHARE_OF_ORDERS = 0.35
 _MOVES_PER_WORK = 20_000
-# The search ends after this much work without a gain: more in larger graphs, less where little is left to gain, as a
-# share of the plain run's time.
+# The search ends after this much work without a gain: more in larger graphs, less if little is left to gain, as a share
+# of the plain run's time.
 _LEAST_PATIENCE = 3.0
 _USUAL_OPS = 300
 _USUAL_GAP = 0.002
 _LEAST_OF_PATIENCE = 0.1
-# What the first plan may take of the time.
+# The share of the time for the first plan.
 _SHARE_OF_START = 0.1
 
 
 @dataclass(eq=False)
 class _ModelTurns:
-    """A model that may have several turns.
+    """A model with the turns that it has had.
 
     Attributes:
         stages: the graph in the order to plan in.
-        depth: of recomputation.
-        size: about how many needs it has.
+        depth: depth of recomputation.
+        size: approximate number of needs.
         exact_reruns: as in `RetentionModel`.
-        turns: that it had.
+        turns: number of turns so far.
     """
 
     stages: Stages
@@ -77,15 +77,15 @@ class _ModelTurns:
 
     @property
     def work(self) -> float:
-        """What its next turn may take."""
+        """Work that the next turn may take."""
         return _FIRST_TURN * max(1.0, self.size / _USUAL_SIZE) * _GROWTH**self.turns
 
 
 class RetentionSearch:
-    """One run of `retention`.
+    """The search of `retention` for one problem.
 
     Attributes:
-        turns: of models.
+        turns: number of turns of all models.
     """
 
     def __init__(
@@ -94,10 +94,11 @@ class RetentionSearch:
         """Prepare a search.
 
         Args:
-            incumbent: keeps what is found and proven; the search goes on from its best plan.
-            limits: where the search stops; they stand in place of those among the options.
-            options: which orders and models are tried.
-            is_prepared: the caller has looked for a first plan and a bound. Else the search begins with both.
+            incumbent: keeps plans and bounds; the search continues from its best plan.
+            limits: limits of the search, instead of those in the options.
+            options: choice of orders and models.
+            is_prepared: whether the caller has looked for a first plan and a bound; otherwise the search begins with
+                both.
         """
         problem = incumbent.problem
         self.turns = 0
@@ -112,7 +113,7 @@ class RetentionSearch:
         self._best_model: _ModelTurns | None = None
 
     def run(self) -> None:
-        """Search until the bound is met, everything was tried, or the limits are reached."""
+        """Search until the bound is met, all is tried, or time is up."""
         if (self._is_prepared or not self._take(RematSequence.plain(self._graph))) and not self._limits.is_over:
             self._plan()
 
@@ -139,14 +140,14 @@ class RetentionSearch:
             self._search(self._orders())
 
     def _prove(self, stages: Stages) -> None:
-        """Bound the time of plans quickly."""
+        """Prove quick bounds on the time of plans."""
         self._incumbent.observe.phase("proving a bound")
         self._note(any_order_bound(self._graph, self._room, self._limits_of_bound()), Scope.ANY_ORDER)
         if self._is_fixed and not self._is_over():
             self._note(cover_bound(stages, self._room, self._limits_of_bound()), Scope.FIXED_ORDER)
 
     def _prove_more(self, stages: Stages) -> None:
-        """Bound the time of plans by memory at several moments."""
+        """Prove a bound from the memory at several moments."""
         self._incumbent.observe.phase("proving a bound")
         known = self._incumbent.bound.time - self._graph.total_time
         if self._is_fixed:
@@ -168,7 +169,7 @@ class RetentionSearch:
         return self._limits.part(_SHARE_OF_BOUND, work)
 
     def _start(self) -> None:
-        """Begin with a plan of minimum cuts, if they find one that fits."""
+        """Start from minimum cuts, if they give a plan that fits."""
         quick = Incumbent(self._incumbent.problem, Observer())
         search = MinCutSearch(quick, replace(self._limits.part(_SHARE_OF_START), work=inf))
         search.start()
@@ -176,9 +177,12 @@ class RetentionSearch:
             self._take(search.current)
 
     def _orders(self) -> list[Stages]:
-        """Return the orders to plan in, the most promising first; the best plan's is one of them."""
+        """Return the orders to plan in, most promising first.
+
+        The order of the best plan is among them.
+        """
         if self._best is not None and self._incumbent.gap < _USUAL_GAP:
-            return [Stages.of(self._graph, self._best.first_runs)]  # other orders could gain no more than that
+            return [Stages.of(self._graph, self._best.first_runs)]  # other orders could gain no more than this gap
         limits = self._limits.part(_SHARE_OF_ORDERS)
         limits = replace(limits, work=limits.work * _MOVES_PER_WORK, cores=1)
         orders = search_orders(self._graph, self._room, limits, self._incumbent.observe)[: self._options.orders]
@@ -190,7 +194,10 @@ class RetentionSearch:
         return [Stages.of(self._graph, order.order) for order in orders]
 
     def _search(self, orders: Sequence[Stages]) -> None:
-        """Give turns to models, the small ones first and then those like the one that found the best plan."""
+        """Give turns to models: small models first, then models like the best.
+
+        The best model is the one that found the best plan.
+        """
         pool = [self._first_model(order) for order in orders]
         seen: set[tuple[int, int, bool]] = set()
         while pool and not self._is_over():
@@ -198,7 +205,7 @@ class RetentionSearch:
             needs = NeedTimes.of(model.stages, model.stages.plain_bytes > self._room, model.depth)
             if model.turns == 0:
                 key = (id(model.stages), len(needs.rerun_stage), model.exact_reruns)
-                if key in seen:  # growing has stopped at a smaller depth
+                if key in seen:  # deeper recomputation adds nothing
                     pool.remove(model)
                     continue
                 seen.add(key)
@@ -211,11 +218,14 @@ class RetentionSearch:
         """Return the shallowest model that is worth a turn."""
         size = len(stages.read_tensor)
         deep = _ModelTurns(stages, min(_DEPTH_OF_USUAL_PLANS, self._options.depth), size * _NEXT_DEPTH**2)
-        # Deeper models hold all plans of the shallow ones, which are for finding a first one, and for large graphs.
+        # Deeper models contain all plans of shallow ones. Shallow models find a first plan, and suit large graphs.
         return _ModelTurns(stages, 1, size) if self._best is None or deep.size > _USUAL_SIZE else deep
 
     def _rank(self, model: _ModelTurns) -> tuple[int, int, int]:
-        """Rank models: those whose next turn takes the least work first; those unlike the best plan's model later."""
+        """Rank models by the work of their next turn.
+
+        Models unlike the best plan's model count as dearer.
+        """
         best = self._best_model
         price = model.work
         if model.exact_reruns:
@@ -227,7 +237,10 @@ class RetentionSearch:
         return (round(log2(price)), distance, model.depth)
 
     def _after(self, model: _ModelTurns) -> Iterator[_ModelTurns]:
-        """Yield the models in the same order that come after this one: the deeper one, and that with exact reruns."""
+        """Yield the next models in the same order.
+
+        These are the one with exact reruns and the one of the next depth.
+        """
         if model.exact_reruns:
             return
         # Exact reruns come late: they matter only where memory is very tight.
@@ -237,7 +250,7 @@ class RetentionSearch:
             yield _ModelTurns(model.stages, deeper[0], _NEXT_DEPTH * model.size)
 
     def _turn(self, model: _ModelTurns, needs: NeedTimes) -> SolverOutcome:
-        """Solve a model for a while."""
+        """Solve a model for one turn."""
         self._incumbent.observe.phase(f"recomputation of depth {model.depth}")
         retention = RetentionModel(needs, self._room, model.exact_reruns)
         before = self._incumbent.best
@@ -253,9 +266,9 @@ class RetentionSearch:
     def _solve(self, retention: RetentionModel, model: _ModelTurns) -> SolverOutcome:
         built = retention.build()
         if self._best is not None:
-            # Only better plans: most models are settled many times sooner for it.
+            # Ask for better plans only: this settles most models many times sooner.
             limit_cost(built, self._best.time - self._graph.total_time - 1)
-            # The best plan is no solution of this model. As a hint it helps in some searches and delays others.
+            # The best plan is no solution of this model. As a hint it helps some searches and delays others.
             if model.turns % 2 == 1 and np.array_equal(self._best.first_runs, model.stages.order):
                 retention.hint(built, self._best)
 
@@ -268,12 +281,12 @@ class RetentionSearch:
         return outcome
 
     def _improve(self) -> None:
-        """Leave needless reruns out of the best plan."""
+        """Remove needless reruns from the best plan."""
         assert self._best is not None
         self._take(without_needless_reruns(self._best, self._budget, self._limits))
 
     def _take(self, sequence: RematSequence) -> bool:
-        """Keep a plan if it is the best so far; tell whether it is."""
+        """Offer a plan; tell whether it is the best so far."""
         if not self._is_fixed:
             sequence = sequence.without_useless_runs()
         elif not sequence.keeps_input_order:
@@ -284,7 +297,10 @@ class RetentionSearch:
         return self._incumbent.is_settled or self._limits.is_over or self._patience_left() <= 0
 
     def _patience_left(self) -> float:
-        """Return the work that may still be spent without a gain; after it, more would most likely bring none."""
+        """Return the work that may be spent before the next gain.
+
+        More work would most likely bring none.
+        """
         if not self._options.patience:
             return inf
         allowed = max(_LEAST_PATIENCE * max(1.0, len(self._graph.ops) / _USUAL_OPS), self._work_at_gain)

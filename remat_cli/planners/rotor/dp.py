@@ -1,15 +1,15 @@
-"""The dynamic program of rotor: the best persistent schedule of a chain, for every memory budget at once.
+"""The dynamic program of rotor: the best schedule for every budget at once.
 
-Source: Beaumont et al., Optimal checkpointing for heterogeneous chains. In a persistent schedule an activation that is
-kept in the forward phase stays until its backward. Opt(s, t, m) is the least time of layers s to t within m slots,
-which include the gradient delta_t. It begins in one of two ways:
+Source: Beaumont et al., Optimal checkpointing for heterogeneous chains. The schedules are persistent: an activation
+that is kept in the forward phase stays until its backward. Opt(s, t, m) is the least time of layers s to t within m
+slots, which include the gradient delta_t. It begins in one of two ways:
 
     F_ck(s), F_none(s + 1 .. k), layers k + 1 .. t from a_k, which is kept, then layers s .. k from the input
     F_all(s), layers s + 1 .. t from abar_s, B(s)
 
 The paper does not count the input of s. The part of it that passes (see `rotor.needs`) is counted in `opened`, because
-it was made for these layers, and not in `reopened`, because it was in memory before. If nothing passes, both tables are
-the paper's.
+it was produced for these layers, and not in `reopened`, because it was in memory before. If nothing passes, both tables
+are the paper's.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from remat_cli.units import format_bytes
 
 Times = NDArray[np.float64]
 
-# Bytes of the largest table that is made.
+# The largest size of a table, in bytes.
 _MOST_BYTES = 4 * 10**9
 
 
 @dataclass(frozen=True, eq=False)
 class _NeedSlots:
-    """The needs in slots, sizes rounded up; [N + 1, N + 1] by layers s and t, or [N + 1].
+    """The needs in slots, rounded up.
+
+    Arrays are [N + 1, N + 1] by layers s and t, or [N + 1].
 
     Attributes:
-        all: least m for F_all(s) while delta_t is held, and for B(s).
-        check: least m for F_ck(s), F_none(s + 1 .. t - 1) while delta_t is held.
+        all: least m for F_all(s) with delta_t held, and for B(s).
+        check: least m for F_ck(s), F_none(s + 1 .. t - 1) with delta_t held.
         saved: see `RotorNeeds`.
         kept: see `RotorNeeds`.
         passing: see `RotorNeeds`.
@@ -70,7 +72,7 @@ class _NeedSlots:
 
 
 class _ChainPart(NamedTuple):
-    """Layers that remain to be planned within m slots, opened or reopened."""
+    """Layers still to be planned within m slots, opened or reopened."""
 
     first: int
     last: int
@@ -80,12 +82,12 @@ class _ChainPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RotorTable:
-    """Opt(s, t, m) for all layers s <= t and every m from 0 to `slots`.
+    """Opt(s, t, m) for all layers s <= t and m from 0 to `slots`.
 
     O(slots N^3 / 6) time, by numpy over all parts of the same length; O(slots N^2) memory.
 
     Attributes:
-        needs: of the chain.
+        needs: needs of the chain.
         unit: bytes of a slot.
         slots: the largest m.
     """
@@ -96,7 +98,7 @@ class RotorTable:
 
     @classmethod
     def of(cls, needs: RotorNeeds, slots: int) -> RotorTable:
-        """Return the table whose largest m is about what the plain run of the chain needs.
+        """Return the table up to about the memory of the chain's plain run.
 
         Raises:
             UsageError: the table is too large.
@@ -115,13 +117,17 @@ class RotorTable:
 
     @property
     def times(self) -> Times:
-        """[slots + 1] least time of the whole chain in m slots, descending; infinite where nothing fits."""
+        """[slots + 1] least time of the chain in m slots, descending.
+
+        Times are infinite if nothing fits.
+        """
         return self._opened[-1][0, 1:]
 
     def steps(self, slots: int) -> list[ChainStep]:
-        """Return a best schedule of the whole chain in m slots; there must be one."""
+        """Return a best schedule of the chain in m slots; one must exist."""
         steps: list[ChainStep] = []
-        remaining: list[ChainStep | _ChainPart] = [_ChainPart(1, len(self.needs), slots, again=False)]  # last first
+        # in reverse order
+        remaining: list[ChainStep | _ChainPart] = [_ChainPart(1, len(self.needs), slots, again=False)]
         while remaining:
             each = remaining.pop()
             if isinstance(each, ChainStep):
@@ -131,7 +137,7 @@ class RotorTable:
         return steps
 
     def _unfolded(self, part: _ChainPart) -> list[ChainStep | _ChainPart]:
-        """Return the first steps of a best schedule of a part, and the parts that remain."""
+        """Return the first steps of a part's best schedule, and the rest."""
         first, last, slots, again = part
         sizes = self._sizes
         with_check = slots if again else slots - int(sizes.passing[first - 1])
@@ -158,7 +164,10 @@ class RotorTable:
         return float(self.needs.forward_time[first]) + rest + backward
 
     def _splitting_time(self, first: int, middle: int, last: int, slots: int) -> float:
-        """Return the least time of layers if those up to `middle` are first run without grad."""
+        """Return the least time of layers with a checkpoint at `middle`.
+
+        The layers up to `middle` first run without grad.
+        """
         if slots < self._sizes.check[first, last]:
             return math.inf
         right = _time(self._opened, middle + 1, last, slots - int(self._sizes.kept[first, middle]))
@@ -167,7 +176,10 @@ class RotorTable:
 
     @property
     def _opened(self) -> list[Times]:
-        """By t - s, [N - (t - s), slots + 2]: row s - 1, column m + 1; column 0 is infinite. So is `_reopened`."""
+        """[N - (t - s), slots + 2] tables by t - s: row s - 1, column m + 1.
+
+        Column 0 is infinite. `_reopened` has the same layout.
+        """
         return self._tables[0]
 
     @property
@@ -180,9 +192,9 @@ class RotorTable:
 
     @cached_property
     def _columns(self) -> NDArray[np.int64]:
-        """[slots + 2, slots + 1] for each number of slots: the column index after subtracting that many slots from m.
+        """[slots + 2, slots + 1] column index of m minus each number of slots.
 
-        Column 0 where none are left.
+        Column 0 if no slots are left.
         """
         columns: NDArray[np.int64] = np.arange(1, self.slots + 2) - np.arange(self.slots + 2)[:, None]
         return np.maximum(columns, 0)
@@ -200,7 +212,7 @@ class RotorTable:
             first = np.arange(1, layers - distance + 1)
             last = first + distance
             split = np.full((len(first), self.slots + 1), np.inf)
-            for length in range(distance):  # of F_none
+            for length in range(distance):  # the number of F_none
                 middle = first + length
                 time = self._less(opened[distance - length - 1], middle, sizes.kept[first, middle])
                 time += reopened[length][: len(first), 1:]
@@ -218,10 +230,10 @@ class RotorTable:
         return opened, reopened
 
     def _both(self, first: NDArray[np.int64], saving: Times, split: Times) -> tuple[Times, Times]:
-        """Return the opened and the reopened tables of parts, given their times if F_all or F_ck comes first.
+        """Return the opened and the reopened tables of parts.
 
-        The needs of F_all include the part of its input that passes; those of F_ck do not include its input, which it
-        keeps.
+        The arguments are their times if F_all or F_ck comes first. The needs of F_all include the part of its input
+        that passes; the needs of F_ck do not include its input, which is kept.
         """
         saving, split = _with_column_of_nothing(saving), _with_column_of_nothing(split)
         opened = saving.copy()
@@ -230,7 +242,7 @@ class RotorTable:
         return opened, np.minimum(saving, split)
 
     def _less(self, part: Times, rows: NDArray[np.int64], taken: NDArray[np.int64]) -> Times:
-        """Return [rows, slots + 1] rows of a part of a table, each shifted by the slots that are taken."""
+        """Return [rows, slots + 1] rows of a table, shifted by `taken` slots."""
         columns = self._columns[np.minimum(taken, self.slots + 1)]
         columns += (rows * part.shape[1])[:, None]
         return part.ravel()[columns]
@@ -245,5 +257,5 @@ def _time(table: list[Times], first: int, last: int, slots: int) -> float:
 
 
 def _with_column_of_nothing(times: Times) -> Times:
-    """Return the times with one more column in front, in which nothing fits."""
+    """Prepend a column of infinite times, for which nothing fits."""
     return np.pad(times, ((0, 0), (1, 0)), constant_values=np.inf)

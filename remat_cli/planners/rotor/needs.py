@@ -1,7 +1,7 @@
-"""Times and needs of a training graph's layers, which the recurrence of rotor compares and subtracts.
+"""Times and needs of a training graph's layers, for rotor's recurrence.
 
-A graph has details that the chain model leaves out. A part of an activation *passes*: no backward op reads it, so it
-need not be kept where the layer that reads it begins with F_all. The rest is *kept* until its last backward.
+A graph has details that the chain model omits. A part of an activation *passes*: no backward op reads it, so it need
+not be kept if its reader begins with F_all. The rest is *kept* until its last backward.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from remat_cli.planners.shared.chain.measures import Gauge, array_of
 
 @dataclass(frozen=True, eq=False)
 class RotorNeeds:
-    """Times, and bytes or slots; [N + 1] by layer, or [N + 1, N + 1] by the layers s and k.
+    """The times and needs of layers, in bytes or slots.
 
-    Needs leave out the gradient that is held meanwhile, the kept part of the input of F_all, and all of the input of
-    F_ck. They include the part of the input of F_all that passes.
+    Arrays are [N + 1] by layer, or [N + 1, N + 1] by layers s and k. Needs leave out the gradient held meanwhile, the
+    kept part of the input of F_all, and all of the input of F_ck. They include the passing part of the input of F_all.
 
     Attributes:
-        forward_time: of F_all.
-        closing_time: of an F_all(l) after B(l + 1).
-        no_grad_time: of F_ck and F_none.
-        backward_time: of B.
-        gradient: what is held while layers up to this one are recomputed.
-        all_need: least for F_all.
-        closing_need: least for F_all(l) after B(l + 1).
-        backward_need: least for B, with all gradients.
-        check_need: least for F_ck(s), F_none(s + 1 .. k).
+        forward_time: time of F_all.
+        closing_time: time of F_all(l) after B(l + 1).
+        no_grad_time: time of F_ck and F_none.
+        backward_time: time of B.
+        gradient: gradient held while layers up to this one are recomputed.
+        all_need: least memory for F_all.
+        closing_need: least memory for F_all(l) after B(l + 1).
+        backward_need: least memory for B, with all gradients.
+        check_need: least memory for F_ck(s), F_none(s + 1 .. k).
         saved: bytes that F_all keeps until B, beyond its input.
         kept: kept bytes of the activation of k, beyond the input of s.
-        passing: the part of a layer's activation that passes.
+        passing: passing part of a layer's activation.
     """
 
     forward_time: NDArray[np.int64]
@@ -83,10 +83,10 @@ class RotorNeeds:
 
 
 def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
-    """Return `RotorNeeds.check_need`.
+    """Return `RotorNeeds.check_need`, the smaller of two upper bounds.
 
-    F_none discards its input as it proceeds; the part that was alive when the block began stays, and is not counted.
-    Two counts are both upper bounds: one assumes that the input stays, the other that none of it was alive before.
+    F_none discards its input as it proceeds; the part that was in memory before the block stays, and is not counted.
+    One bound assumes that the whole input stays, the other that no part of it was in memory before.
     """
     layers = gauge.layers
     checking = array_of(run.peak for run in gauge.no_grad_runs)
@@ -95,7 +95,7 @@ def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
         gauge.run(layer.forward, those, given=frozenset()).peak for layer, those in zip(layers, handed_on, strict=True)
     )
     activation = array_of(gauge.bytes(layer.activation) for layer in layers)
-    # By s and k: bytes of the input of k beyond that of s.
+    # by s and k: bytes of the input of k beyond the input of s
     new_input = np.roll(activation - _one_layer_on(gauge.carried([layer.activation for layer in layers])), 1, axis=1)
     need = np.minimum(new_input + checking, discarding)
     np.fill_diagonal(need, checking)
@@ -103,5 +103,5 @@ def _measured_check_need(gauge: Gauge) -> NDArray[np.int64]:
 
 
 def _one_layer_on(carried: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return by s and k the bytes that the activations of s - 1 and k share."""
+    """Return by s and k the bytes shared by a of s - 1 and a of k."""
     return np.roll(carried, 1, axis=0)

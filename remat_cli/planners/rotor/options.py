@@ -1,4 +1,4 @@
-"""Options of `rotor`, as its search reads them."""
+"""Options of `rotor`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class RotorOptions:
     """Options of `rotor`.
 
     Attributes:
-        cuts: single: where one tensor is handed on, as in the paper; several: also where several are, if the backward
-            reads most of them anyway; every: after every op that hands on anything new.
-        segments: how many layers the forward pass is cut into at most; of more, small neighbours are joined.
-        slots: into how many parts the memory of the plain run is divided; sizes are rounded up to whole ones.
-        candidates: how many amounts of memory the chain is planned for; each plan is measured on the graph, which often
+        cuts: single: where one tensor is passed on, as in the paper; several: also where several are, if the backward
+            reads most of them anyway; every: after every op that passes on a new tensor.
+        segments: largest number of layers of the forward pass; beyond it, small neighbours are joined.
+        slots: number of parts of the plain run's memory; sizes are rounded up to whole slots.
+        candidates: number of amounts of memory to plan the chain for; each plan is measured on the graph, which often
             takes less memory than the chain predicts.
-        improve: leave out reruns where the budget has room to keep the tensors instead; not in the paper.
+        improve: drop reruns if the budget has room to keep the tensors instead; not in the paper.
         time_limit: seconds; no further candidate is begun after it.
     """
 

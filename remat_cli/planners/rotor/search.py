@@ -1,8 +1,7 @@
-"""The search of `rotor`: from its table to a plan that fits a budget.
+"""The search of `rotor` for a plan that fits, from its table.
 
 The chain never predicts less memory than a plan takes on the graph, and often much more. So plans for many amounts of
-memory, below the budget and above it, are measured on the graph; what a plan leaves of the budget is used to recompute
-less.
+memory, below the budget and above it, are measured on the graph; unused budget is spent on recomputing less.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from remat_cli.planners.shared.sequence import RematSequence
 
 
 class RotorPlans:
-    """The plans of a graph's chain, each the best for some amount of memory; they serve every budget.
+    """The best plans of a graph's chain, for every budget.
 
     Attributes:
         linearised: the graph as a chain.
-        table: of the chain.
+        table: table of the chain.
         slots: amounts of memory, in slots, ascending: the least for each time that the chain can take.
     """
 
@@ -45,18 +44,21 @@ class RotorPlans:
         self._sequences: dict[int, RematSequence] = {}
 
     def __len__(self) -> int:
-        """Return how many different plans there are, or nearly."""
+        """Return the approximate number of different plans."""
         return len(self.slots)
 
     def best(self, number: int) -> RematSequence:
-        """Return the plan for `slots[number]`; larger numbers take less time and more memory."""
+        """Return the plan for `slots[number]`.
+
+        Larger numbers take less time and more memory.
+        """
         if number not in self._sequences:
             runs = self.linearised.runs(self.table.steps(self.slots[number]))
             self._sequences[number] = RematSequence.of(self.linearised.graph, (op for ops in runs for op in ops))
         return self._sequences[number]
 
     def model_figures(self, number: int) -> tuple[ModelFigure, ...]:
-        """Return what the chain predicts of the plan in `slots[number]`."""
+        """Return the chain's predictions for the plan in `slots[number]`."""
         slots = self.slots[number]
         return (
             ModelFigure("peak of the chain", self.linearised.base_bytes + slots * self.table.unit, "bytes"),
@@ -66,7 +68,7 @@ class RotorPlans:
 
 @lru_cache(maxsize=2)
 def rotor_plans(graph: Graph, cuts: Cuts, segments: int, slots: int) -> RotorPlans:
-    """Return the plans of the chain of `graph`; kept, so that searches and sweeps over budgets make them once."""
+    """Return the plans of the chain of `graph`, cached for sweeps."""
     return RotorPlans(linearise(graph, "rotor", cuts, segments), slots)
 
 
@@ -78,10 +80,10 @@ class RotorSearch:
         self._options = options
         self._limits = Limits.of(options.time_limit, options.candidates, observe=observe)
         self._incumbent = Incumbent(problem, observe)
-        self._tried: dict[int, Plan] = {}  # by number
+        self._tried: dict[int, Plan] = {}  # plans by number
 
     def run(self) -> PlanResult:
-        """Return the best plan that fits, of those that are tried.
+        """Return the best plan tried that fits.
 
         Raises:
             PlannerRefuses: the graph has no forward or no backward part, or cannot be cut.
@@ -118,7 +120,7 @@ class RotorSearch:
         self._tried[number] = incumbent.offer(sequence, plans.model_figures(number))
 
     def _numbers(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the plans to try, of `count`: half of them evenly, then around the best."""
+        """Yield the numbers of plans to try: half evenly, then near the best."""
         most = min(self._options.candidates, count)
         evenly = np.linspace(0, count - 1, min(max(most // 2, 2), most)).round()
         for number in evenly.astype(np.int64).tolist():
@@ -128,9 +130,12 @@ class RotorSearch:
             yield self._between()
 
     def _between(self) -> int:
-        """Return a number in the middle of the widest gap beside the best plan; of any gap, where there is none."""
+        """Return the middle of the widest gap beside the best plan.
+
+        Without a gap there, any gap will do.
+        """
         best = min(self._tried, key=lambda number: self._incumbent.merit(self._tried[number]))
         gaps = [(low, high) for low, high in pairwise(sorted(self._tried)) if high - low > 1]
-        beside = [gap for gap in gaps if best in gap]
-        low, high = max(beside or gaps, key=lambda gap: (gap[1] - gap[0], gap))
+        adjacent = [gap for gap in gaps if best in gap]
+        low, high = max(adjacent or gaps, key=lambda gap: (gap[1] - gap[0], gap))
         return (low + high) // 2

@@ -1,1 +1,1 @@
-"""Tools of several planners: sequences of runs, stages, orders, chains, the forward graph, and the solvers."""
+"""Tools shared by planners: sequences, stages, orders, chains, solvers."""

@@ -1,6 +1,7 @@
-"""CP-SAT's models, imported without pandas: that takes longer than all the rest of ortools.
+"""CP-SAT's models, imported without pandas.
 
-ortools imports pandas for a part of its interface that nothing here uses. The first use of that part imports pandas.
+Importing pandas takes longer than all the rest of ortools. ortools uses it for a part of its interface that no code
+here uses; the first use of that part imports pandas.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 class _LatePandas(ModuleType):
-    """A stand-in for pandas within ortools: it imports pandas at the first use."""
+    """A stand-in for pandas within ortools that imports pandas at first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("pandas"), name)
@@ -20,7 +21,7 @@ class _LatePandas(ModuleType):
 
 def _import_without_pandas() -> None:
     stand_in = _LatePandas("pandas")
-    # Annotations name these two while the module is imported; later uses import pandas.
+    # Annotations use these two names during the import; later uses import pandas.
     names = {"Index": object, "Series": type("Series", (), {})}
     stand_in.__dict__.update(names)
     sys.modules["pandas"] = stand_in

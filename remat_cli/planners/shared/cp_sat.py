@@ -1,6 +1,6 @@
-"""Runs of CP-SAT: limits, Ctrl-C, repeatable searches, and solutions as arrays.
+"""Runs of CP-SAT: limits, Ctrl-C, repeatable searches, solutions as arrays.
 
-What the planners that build CP-SAT models share.
+All planners that build CP-SAT models use this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.scaling import LARGEST, Rounding, cost_unit, scale_row
 from remat_cli.planners.shared.solver_thread import SolverThread
 
-Values = NDArray[np.int64]  # of every variable of a model, by the variable's index
+Values = NDArray[np.int64]  # value of every variable of a model, by the variable's index
 OnSolution = Callable[[Values], None]
 OnBound = Callable[[int], None]
 
@@ -39,26 +39,26 @@ _STATUS = {
     INFEASIBLE: Status.INFEASIBLE,
     UNKNOWN: Status.UNKNOWN,
 }
-# Presolve's search for constraints that include others calls wrong solutions optimal where numbers are large
-# (google/or-tools issue 5293, OR-tools 9.15): right in all of 122 wrong instances without it.
+# Presolve's search for constraints that include others makes CP-SAT call wrong solutions optimal if numbers are large
+# (google/or-tools issue 5293, OR-tools 9.15). Without it, all of 122 wrong instances came out right.
 _SAFE_SETTINGS = {"presolve_inclusion_work_limit": 0}
 # In the domain of a constraint: no limit.
 _NO_LIMIT = 2**60
-# Seconds that the second solver has at the least.
+# The least seconds of the second solver.
 _LEAST_SECOND_OPINION = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class SolverOutcome:
-    """How a search ended.
+    """The result of a solver's search.
 
     Attributes:
-        status: optimal, feasible, infeasible or unknown; of the model, which proves only what the model stands for.
-        values: [variables] of the best solution, by variable index; None without one.
-        bound: no solution of the model as it was built has a smaller objective; None where nothing was proven.
+        status: optimal, feasible, infeasible or unknown; it concerns the model alone.
+        values: [variables] values of the best solution, by variable index; None without a solution.
+        bound: lower bound on the objective of the model before scaling; None without a proof.
         work: deterministic time used.
-        basis: what the bound, or the infeasibility, rests on.
-        unit: by which the objective was divided when the model was scaled.
+        basis: the evidence for the bound, or for the infeasibility.
+        unit: divisor of the objective in the scaled model.
     """
 
     status: Status
@@ -78,21 +78,22 @@ def solve_model(
     on_solution: OnSolution | None = None,
     on_bound: OnBound | None = None,
 ) -> SolverOutcome:
-    """Search for a solution of `model` of the least objective.
+    """Search for a solution of `model` with the least objective.
 
     Its proofs rest on one solver; see `prove`.
 
     Args:
-        model: to be minimised, or without an objective. Scaled here to numbers that the solver is right about.
-        limits: where the search stops. Work is the solver's deterministic time. A model with a hint gets one core.
+        model: the model to minimise, or a model without an objective. It is scaled here to numbers that the solver gets
+            right.
+        limits: limits of the search. Work is the solver's deterministic time. A model with a hint gets one core.
         rounding: direction in which rows with too large numbers are rounded: RELAX to prove, RESTRICT to find plans.
         settings: further parameters of the solver that suit the model, by name.
-        on_solution: is told the values of each better solution, by variable index, in this thread.
-        on_bound: is told of each better bound on the objective, in this thread.
+        on_solution: receives the values of each better solution, by variable index, in this thread.
+        on_bound: receives each better bound on the objective, in this thread.
 
     Raises:
         ValueError: the solver rejects the model: a fault of the caller.
-        KeyboardInterrupt: Ctrl-C; the search has ended, and every solution found until then was handed over.
+        KeyboardInterrupt: Ctrl-C; the search has ended after passing on every solution found until then.
     """
     if limits.is_over:
         return SolverOutcome(Status.UNKNOWN)
@@ -104,12 +105,14 @@ def solve_model(
 def prove(
     model: CpModel, limits: Limits, *, known: int = 0, settings: Mapping[str, int] | None = None
 ) -> SolverOutcome:
-    """Bound the objective of a model of 0-1 variables, rows and clauses, and ask a second solver whether it agrees.
+    """Bound a model's objective, and ask a second solver to confirm.
+
+    The model has 0-1 variables, rows and clauses.
 
     Args:
-        model: to be minimised; rows with large numbers are relaxed, so that what is proven holds.
+        model: the model to minimise; rows with large numbers are relaxed, so that proofs hold.
         limits: where the search stops; the second solver may take as long again.
-        known: a bound that is proven already; a bound that is no better is not checked by the second solver.
+        known: a proven bound; the second solver checks only better bounds.
         settings: as for `solve_model`.
 
     Returns:
@@ -122,19 +125,21 @@ def prove(
 
 
 def first_opinion(model: CpModel, limits: Limits, settings: Mapping[str, int] | None = None) -> SolverOutcome:
-    """Bound the objective as `prove` does, on the first solver's word alone."""
+    """Bound the objective as `prove` does, by the first solver alone."""
     unit = scale_model(model, Rounding.RELAX)
     outcome = solve_model(model, limits, rounding=Rounding.RELAX, settings=settings)
     return replace(outcome, bound=None if outcome.bound is None else outcome.bound * unit, unit=unit)
 
 
 def second_opinion(model: CpModel, outcome: SolverOutcome, limits: Limits, seconds: float) -> SolverOutcome:
-    """Ask the second solver to confirm the first one's bound, or that there is no solution.
+    """Ask the second solver to confirm the first one's result.
+
+    This is a bound, or that there is no solution.
 
     Args:
-        model: as the first solver was given it.
-        outcome: of the first solver.
-        limits: as of `prove`.
+        model: the model given to the first solver.
+        outcome: result of the first solver.
+        limits: as for `prove`.
         seconds: time limit of the second solver; at least one second.
 
     Returns:
@@ -148,28 +153,36 @@ def second_opinion(model: CpModel, outcome: SolverOutcome, limits: Limits, secon
 
 
 def add_choices(model: CpModel, count: int) -> None:
-    """Add `count` 0-1 variables to a model; in bulk, as models have up to 100,000 of them."""
+    """Add `count` 0-1 variables to a model in bulk.
+
+    Models have up to 100,000 of them.
+    """
     for _ in range(count):
         model.proto.variables.add().domain.extend((0, 1))
 
 
 def minimise(model: CpModel, costs: Values, first: int = 0) -> None:
-    """Minimise the sum of [variables] costs of the variables from `first` on."""
+    """Minimise the sum of costs of the variables from `first` on."""
     costly = np.flatnonzero(costs)
     model.proto.objective.vars.extend((first + costly).tolist())
     model.proto.objective.coeffs.extend(costs[costly].tolist())
 
 
 def limit_cost(model: CpModel, most: int) -> None:
-    """Forbid solutions that cost more than `most`; holds once the model has an objective."""
+    """Forbid solutions that cost more than `most`.
+
+    The model must get an objective.
+    """
     model.proto.objective.domain.extend((-_NO_LIMIT, most))
 
 
 def scale_model(model: CpModel, rounding: Rounding) -> int:
-    """Scale a model's rows and costs in place; return the divisor of its objective.
+    """Scale a model's rows and costs in place.
+
+    Returns the divisor of the objective.
 
     Raises:
-        ValueError: a row with large numbers is no upper limit on a sum: a fault of the caller.
+        ValueError: a row with large numbers is not an upper limit on a sum, which is a fault of the caller.
     """
     for constraint in model.proto.constraints:
         if constraint.has_linear():
@@ -198,19 +211,19 @@ def _replace(field: Any, values: Iterable[int]) -> None:
 
 
 class _Solutions(CpSolverSolutionCallback):
-    """Hands on the values of each solution."""
+    """Passes on the values of each solution."""
 
     def __init__(self, take: OnSolution) -> None:
         super().__init__()
         self._take = take
 
     def on_solution_callback(self) -> None:
-        """Called by the solver, in one of its threads."""
+        """Pass on a solution; the solver calls this in one of its threads."""
         self._take(_values(self.response_proto.solution))
 
 
 class _CpSatSearch:
-    """One run of the solver."""
+    """One run of the solver on a model."""
 
     def __init__(
         self,
@@ -223,7 +236,7 @@ class _CpSatSearch:
     ) -> None:
         self._model = model
         self._limits = limits
-        self._unit = unit  # of the objective
+        self._unit = unit  # divisor of the objective
         self._on_solution = on_solution
         self._on_bound = on_bound
         self._solver = _solver(limits, settings, has_hint=bool(model.proto.solution_hint.vars))
@@ -232,11 +245,11 @@ class _CpSatSearch:
         self._bound: int | None = None
 
     def run(self) -> None:
-        """Search to the end, and pass on what comes up."""
+        """Search to the end, and pass on solutions and bounds."""
         self._thread.run(self._pass_on)
 
     def outcome(self) -> SolverOutcome:
-        """Return what the search came to.
+        """Return the result of the search.
 
         Raises:
             ValueError: the model is faulty.
@@ -246,7 +259,7 @@ class _CpSatSearch:
             raise ValueError(f"CP-SAT does not accept the model: {self._model.validate()}")
         status = _STATUS[response.status]
         if status in (Status.INFEASIBLE, Status.UNKNOWN):
-            # Without a solution the response's own bound may be none at all: 0 where the search had not begun.
+            # Without a solution, the response's own bound may be missing: it is 0 if the search had not begun.
             bound = self._bound if status is Status.UNKNOWN else None
             return SolverOutcome(status, bound=bound, work=response.deterministic_time)
         values = _values(response.solution)
@@ -270,7 +283,7 @@ class _CpSatSearch:
 
 def _solver(limits: Limits, settings: Mapping[str, int], *, has_hint: bool) -> CpSolver:
     solver = CpSolver()
-    # With a hint, threads that take turns end the whole process where presolve leaves little ("Check failed:
+    # With a hint, threads that take turns end the whole process if presolve leaves little ("Check failed:
     # heuristics.fixed_search != nullptr", OR-tools 9.15).
     threads = 1 if has_hint else limits.cores
     parameters = solver.parameters
@@ -279,9 +292,9 @@ def _solver(limits: Limits, settings: Mapping[str, int], *, has_hint: bool) -> C
         parameters.max_deterministic_time = limits.work
     parameters.num_workers = threads
     parameters.random_seed = limits.seed
-    # Threads that share what they learn as it comes up would make the outcome a matter of chance.
+    # Threads that share results as they arrive would make the outcome a matter of chance.
     parameters.interleave_search = threads > 1
-    # Ctrl-C is Python's: the solver's own handler would swallow it.
+    # Python handles Ctrl-C: the solver's own handler would swallow it.
     parameters.catch_sigint_signal = False
     for name, value in {**_SAFE_SETTINGS, **settings}.items():
         setattr(parameters, name, value)
@@ -293,12 +306,15 @@ def _values(solution: Iterable[int]) -> Values:
 
 
 def _objective(model: CpModel, values: Values) -> int:
-    """Return the objective of a solution, exactly: the solver gives it as a floating-point number."""
+    """Return the exact objective of a solution.
+
+    The solver gives it as a floating-point number.
+    """
     objective = model.proto.objective
     terms = zip(objective.coeffs, objective.vars, strict=True)
     return sum((int(factor) * int(values[variable]) for factor, variable in terms), start=round(objective.offset))
 
 
 def _whole_bound(bound: float) -> int:
-    """Round a proven bound up to a whole number, after taking off what floating-point errors may have added."""
+    """Round a proven bound up, minus possible floating-point errors."""
     return ceil(bound - max(1e-6, abs(bound) * 2**-52))

@@ -1,7 +1,8 @@
-"""The forward part of a training graph, for planners that recompute it for the backward pass: one vertex for each op.
+"""The forward part of a training graph, one vertex for each op.
 
-Kusumoto et al. 2019 plan on the graph of intermediate values. A vertex here is a forward op together with all its
-outputs, so that graphs with several outputs an op, or none, need no special case.
+It serves planners that recompute the forward pass for the backward pass. Kusumoto et al. 2019 plan on the graph of
+intermediate values. A vertex here is a forward op together with all its outputs, so that ops with several outputs, or
+none, need no special case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from remat_cli.settings import Setting
 
 @dataclass(frozen=True, eq=False)
 class ForwardPart:
-    """The forward ops of a training graph; vertices are numbered in the input order, which is topological.
+    """The forward ops of a training graph.
+
+    Vertices are numbered in the input order, which is topological.
 
     Attributes:
         graph: the training graph.
@@ -41,8 +44,8 @@ class ForwardPart:
         """Extract the forward part of `graph`.
 
         Raises:
-            PlannerRefuses: the graph has no forward or no backward ops, or its forward reads what the backward
-                makes. `planner` is named in the message.
+            PlannerRefuses: the graph has no forward or no backward ops, or a forward op reads an output of a backward
+                op. The message names `planner`.
         """
         arrays = graph.arrays
         ops = [number for number, op in enumerate(graph.ops) if op.phase is Phase.FORWARD]
@@ -86,13 +89,13 @@ class ForwardPart:
 
     @cached_property
     def _sources(self) -> list[list[int]]:
-        """For each op of the graph, the numbers of the ops that make what it reads."""
+        """For each op of the graph, the producers of its inputs."""
         producer = self.graph.arrays.producer.tolist()
         return [sorted({producer[tensor] for tensor in inputs} - {-1}) for inputs in self.graph.arrays.inputs]
 
     @cached_property
     def reads(self) -> list[list[int]]:
-        """For each op of the graph, forward or backward, the vertices whose outputs it reads."""
+        """For each op of the graph, the forward vertices that it reads."""
         return [[self._vertex[source] for source in sources if source in self._vertex] for sources in self._sources]
 
     @cached_property
@@ -101,11 +104,14 @@ class ForwardPart:
 
     @cached_property
     def must_stay(self) -> list[int]:
-        """The vertices whose ops must run exactly once, so that what they make cannot be dropped."""
+        """The vertices of ops that must run exactly once.
+
+        Their outputs cannot be dropped.
+        """
         return [int(v) for v in np.flatnonzero(~self.graph.arrays.recomputable[self.ops])]
 
     def missing(self, wanted: Iterable[int], is_there: Sequence[bool]) -> list[int]:
-        """Return the vertices to recompute so that the wanted ones are in memory, in topological order."""
+        """Return the vertices to recompute for the wanted ones, in order."""
         missing: set[int] = set()
         stack = list(wanted)
         while stack:
@@ -116,13 +122,13 @@ class ForwardPart:
         return sorted(missing)
 
     def places_of_backward(self, place: Sequence[int], last: int) -> dict[int, int]:
-        """Return the place of each backward op; the backward pass visits the places from the last one down.
+        """Return the place of each backward op.
 
-        An op has the place of the forward op that it differentiates. An op without `grad_of`, such as a sum of
-        gradients, runs as soon as its inputs are in memory.
+        The backward pass visits the places from the last one down. An op has the place of the forward op that it
+        differentiates. An op without `grad_of`, such as a sum of gradients, runs as soon as its inputs are in memory.
 
         Args:
-            place: [V] of each vertex.
+            place: [V] place of each vertex.
             last: the place at which the backward pass begins.
         """
         index = self.graph.arrays.op_index

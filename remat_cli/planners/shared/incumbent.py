@@ -1,4 +1,4 @@
-"""The best plan so far, and what is proven: every planner keeps one, and returns its result."""
+"""The best plan so far and the proven bounds of a planner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _NO_PLAN = "no plan was found within the limits; that is no proof that there is 
 
 
 class SequencePlan(Plan):
-    """A plan with its runs: searches go on from these; the schedule, with the names of ops, is made on request.
+    """A plan with its sequence of runs, from which searches continue.
+
+    The schedule, with the names of ops, is built on request.
 
     Attributes:
         sequence: the runs.
@@ -33,27 +35,27 @@ class SequencePlan(Plan):
 
 
 class Incumbent:
-    """The best plan so far, and what is proven, of one run of a planner; the searches of a portfolio share one.
+    """Keeps the best plan and the bounds of one run of a planner.
 
-    Whatever plan is offered is measured once, kept if it is the best that fits or the closest to fitting, and told to
-    the observer if it is the best.
+    The searches of a portfolio share one. It measures each offered plan once, keeps the best that fits and the closest
+    to fitting, and reports each new best to the observer.
 
     Attributes:
-        problem: what is planned.
-        observe: is told of better plans and bounds.
-        finder: of a portfolio: the planner whose plans are offered now.
-        best: the plan of the least time that fits, and of those the one of the least peak; None before one was found.
-        closest: of the plans that do not fit, the one of the smallest peak; None before there was one.
+        problem: the problem to plan.
+        observe: receives better plans and bounds.
+        finder: in a portfolio, the planner that offers plans now.
+        best: the fastest plan that fits, and of equally fast plans the one of least peak; None before there is one.
+        closest: of the plans that do not fit, the one of smallest peak; None before there is one.
     """
 
     def __init__(self, problem: Problem, observe: Observer, searches: Scope = Scope.PLANNER) -> None:
-        """Begin with nothing.
+        """Begin without a plan.
 
         Args:
-            problem: what is planned.
-            observe: is told of better plans and bounds.
+            problem: the problem to plan.
+            observe: receives better plans and bounds.
             searches: the smallest scope that contains all plans of the planner. Bounds of smaller scopes need not hold
-                for its plans.
+                for the planner's plans.
         """
         self.problem = problem
         self.observe = observe
@@ -67,11 +69,13 @@ class Incumbent:
     # Plans
 
     def offer(self, plan: RematSequence | Schedule, figures: tuple[ModelFigure, ...] = ()) -> Plan:
-        """Measure a plan, keep it if it is the best, and return it with its costs.
+        """Measure a plan, and keep it if it is the best.
+
+        Returns the plan with its costs.
 
         Args:
-            plan: a valid sequence; or a schedule, where a sequence does not say everything.
-            figures: what the method's own model says of it.
+            plan: a valid sequence; or a schedule, if a sequence does not determine the plan.
+            figures: figures from the planner's own model.
         """
         measured = self._measured(plan, figures)
         self.take(measured)
@@ -84,7 +88,7 @@ class Incumbent:
         return Plan(trace.time, trace.peak_bytes, lambda: plan, figures)
 
     def take(self, plan: Plan) -> bool:
-        """Keep a measured plan if it is the best; tell whether it is, and fits."""
+        """Keep a measured plan if it is the best; tell whether it was kept as the best."""
         plan.found_by = plan.found_by or self.finder
         if not self.fits(plan):
             if self.closest is None or self.merit(plan) < self.merit(self.closest):
@@ -98,7 +102,7 @@ class Incumbent:
 
     @property
     def best_sequence(self) -> RematSequence | None:
-        """The runs of the best plan; None where there is none, or only a schedule."""
+        """The runs of the best plan; None without one, or for a schedule."""
         return self.best.sequence if isinstance(self.best, SequencePlan) else None
 
     def fits(self, plan: Plan) -> bool:
@@ -106,13 +110,16 @@ class Incumbent:
         return plan.peak_bytes <= self.problem.budget.device_bytes
 
     def merit(self, plan: Plan) -> tuple[int, int, int]:
-        """Rank plans, the best first: plans that fit, by time; then the others, by peak."""
+        """Rank plans: first those that fit, by time; then the rest, by peak."""
         return (0, plan.time, plan.peak_bytes) if self.fits(plan) else (1, plan.peak_bytes, plan.time)
 
     # Proofs
 
     def prove(self, time: int, scope: Scope, basis: Basis = Basis.COUNTED) -> None:
-        """Note that no plan in scope takes less time; or that a known bound now rests on more than one solver."""
+        """Record a bound on the time of plans in a scope.
+
+        A known bound may also get better evidence than one solver.
+        """
         known = self._bounds.get(scope)
         if known is not None and time == known.time:
             says_more = known.basis is Basis.ONE_SOLVER and basis is not Basis.ONE_SOLVER
@@ -123,46 +130,55 @@ class Incumbent:
             self.observe.bound(bound)
 
     def prove_that_none_fits(self, scope: Scope, why: str, basis: Basis = Basis.COUNTED) -> None:
-        """Note that no plan in scope fits, and why, for people.
+        """Record that no plan in a scope fits, with the reason.
 
-        This settles the search if all plans of the planner are in that scope.
+        The reason is for people. The proof settles the search if all plans of the planner are in that scope.
         """
         if scope in _at_least_as_wide(self._searches):
             self._impossible = PlanResult(Status.INFEASIBLE, scope=scope, basis=basis, reason=why)
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether it is proven that no plan fits."""
+        """Whether a proof shows that no plan fits."""
         return self._impossible is not None
 
     @property
     def bound(self) -> Bound:
-        """The largest bound that holds for all plans of the planner; of equal ones that of the widest scope."""
+        """The largest bound on all plans of the planner.
+
+        Of equal bounds, the one of widest scope.
+        """
         return self.bound_on(self._searches)
 
     def bound_on(self, scope: Scope) -> Bound:
-        """Return the largest bound that holds for all plans in a scope; of equal ones that of the widest scope."""
+        """Return the largest bound on all plans in a scope.
+
+        Of equal bounds, the one of widest scope.
+        """
         known = (self._bounds[each] for each in _at_least_as_wide(scope) if each in self._bounds)
         return max(known, key=lambda bound: bound.time)
 
     @property
     def gap(self) -> float:
-        """Time of the best plan beyond the bound, as a share of the plain run's; infinite without a plan."""
+        """Overhead of the best plan beyond the bound; infinite without a plan.
+
+        It is a share of the plain run's time.
+        """
         if self.best is None:
             return float("inf")
         return (self.best.time - self.bound.time) / max(self.problem.graph.total_time, 1)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the best plan is proven optimal, or it is proven that none fits."""
+        """Whether the best plan is optimal, or provably none fits."""
         return self.nothing_fits or self.gap <= 0
 
     def result(self, reason: str = _NO_PLAN, stats: Mapping[str, int] | None = None) -> PlanResult:
-        """Return what was found and proven.
+        """Return the plans and bounds found.
 
         Args:
-            reason: why there is no plan, for people, where nothing is proven.
-            stats: counted work.
+            reason: for people, why there is no plan, if there is no proof either.
+            stats: counts of work.
         """
         stats = stats or {}
         if self._impossible is not None:

@@ -17,17 +17,17 @@ def _never() -> bool:
 
 @dataclass(eq=False)
 class Limits:
-    """When a search stops, and what it may use until then.
+    """The limits of a search, and its resources.
 
-    The clock is for users. Counted work does not depend on how busy the machine is: limited by work alone, a search
-    finds the same plan on any machine.
+    The clock is for users. Counted work does not depend on how busy the machine is: under a work limit alone, a search
+    finds the same plan on every machine.
 
     Attributes:
-        deadline: `time.monotonic()` at which it ends.
-        work: what may still be done, in the planner's own unit.
-        cores: threads or processes.
-        seed: of random choices.
-        has_enough: tells whether the caller is content with the plan so far.
+        deadline: end of the search by `time.monotonic()`.
+        work: remaining work, in the planner's own unit.
+        cores: number of threads or processes.
+        seed: seed of the random choices.
+        has_enough: tells whether the caller wants no better plan.
     """
 
     deadline: float = inf
@@ -46,14 +46,14 @@ class Limits:
         seed: int = 0,
         observe: Observer | None = None,
     ) -> Limits:
-        """Start the clock.
+        """Create limits whose clock starts now.
 
         Args:
-            seconds: from now.
-            work: None for as much as there is time for.
-            cores: 0 for all that this process may use.
-            seed: of random choices.
-            observe: may have enough before a limit is reached.
+            seconds: seconds from now.
+            work: limit on counted work; None for no limit.
+            cores: number of cores; 0 for all that this process may use.
+            seed: seed of the random choices.
+            observe: observer that may end the search before a limit is reached.
         """
         work = inf if work is None else work
         has_enough = _never if observe is None else (lambda: observe.has_enough)
@@ -70,15 +70,17 @@ class Limits:
         return self.work <= 0 or monotonic() >= self.deadline or self.has_enough()
 
     def spend(self, work: float) -> None:
-        """Count work that was done."""
+        """Count finished work."""
         self.work -= work
 
     def part(self, share: float = 1.0, work: float = inf) -> Limits:
-        """Return the limits of a part of the search. The caller must also spend, of these limits, what the part used.
+        """Return the limits of a part of the search.
+
+        The caller must also spend the work of the part from the whole limits.
 
         Args:
-            share: of the seconds left.
-            work: at most; never more than what is left.
+            share: share of the remaining seconds.
+            work: limit on the part's work; never more than the remaining work.
         """
         deadline = self.deadline if share == 1 else monotonic() + share * self.seconds
         return Limits(deadline, min(work, self.work), self.cores, self.seed, self.has_enough)

@@ -1,7 +1,7 @@
-"""The numbers of a graph's ops and tensors, and what reads and makes what, as flat arrays.
+"""Numbers of a graph's ops and tensors, with reads and outputs as arrays.
 
-All planners number ops and tensors as `graph.arrays` does: in the graph's order. Two layouts give them other numbers,
-and say which: `Stages`, by the order of first runs, and `ForwardPart`, whose vertices are the forward ops alone.
+All planners number ops and tensors as `graph.arrays` does: in the graph's order. Two layouts use other numbers:
+`Stages`, by the order of first runs, and `ForwardPart`, whose vertices are the forward ops alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ragged:
 
     Attributes:
         values: all lists, one after the other.
-        start: [count + 1] where each list starts.
+        start: [count + 1] start of each list in `values`.
     """
 
     values: Ints
@@ -43,12 +43,12 @@ class Ragged:
         return len(self.start) - 1
 
     def sums(self, weights: Ints) -> Ints:
-        """[count] sum over each list of `weights` of its values."""
+        """[count] sum of the weights of each list's values."""
         totals: Ints = np.concatenate([[0], np.cumsum(weights[self.values])])
         return totals[self.start[1:]] - totals[self.start[:-1]]
 
     def expand(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return (position in `indices`, value) for every value of the lists of all `indices`."""
+        """Return (position in `indices`, value) for all values of these lists."""
         lengths = self.start[indices + 1] - self.start[indices]
         position = np.repeat(np.arange(len(indices)), lengths)
         offset = np.arange(len(position)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -56,7 +56,10 @@ class Ragged:
 
 
 def sums(index: Ints, values: Ints, count: int) -> Ints:
-    """[count] Return the sum of the values of each index; in whole numbers, which `np.bincount` does not count in."""
+    """[count] Return the sum of each index's values, in whole numbers.
+
+    `np.bincount` would sum in floating-point numbers.
+    """
     totals = np.zeros(count, dtype=np.int64)
     np.add.at(totals, index, values)
     return totals
@@ -64,17 +67,17 @@ def sums(index: Ints, values: Ints, count: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class GraphReads:
-    """What the ops of a graph read and make, as flat arrays.
+    """The inputs and outputs of a graph's ops, as flat arrays.
 
-    A tensor *counts* if it takes memory that a plan can free. Tensors of 0 bytes and graph inputs do not: keeping them
-    costs nothing.
+    A tensor *counts* if it takes memory that a plan can free. Tensors of 0 bytes and graph inputs do not count: keeping
+    them costs nothing.
 
     Attributes:
-        graph: what is planned.
-        every_read: [R] the op and the tensor of each read, by op; tensors that do not count are among them.
-        inputs: for each op, the tensors that it reads and that count.
-        outputs: for each op, the tensors that it makes and that count.
-        kept: the graph's outputs that count.
+        graph: the graph to plan.
+        every_read: [R] op and tensor of each read, by op, including tensors that do not count.
+        inputs: for each op, the counting tensors that it reads.
+        outputs: for each op, the counting tensors that it produces.
+        kept: the counting outputs of the graph.
         recomputable: [N] whether each op may run again.
     """
 
@@ -88,7 +91,7 @@ class GraphReads:
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, graph: Graph) -> GraphReads:
-        """Lay out `graph`; kept for the next time."""
+        """Lay out `graph`, and cache the result."""
         arrays = graph.arrays
         counts = (arrays.producer >= 0) & (arrays.tensor_bytes > 0)
         every_read = _pairs(arrays.inputs)
@@ -103,7 +106,7 @@ class GraphReads:
 
 
 def _pairs(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return the number of the row and the value of each entry."""
+    """Return the row number and the value of each entry."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     values = np.fromiter((t for row in rows for t in row), dtype=np.int64, count=int(lengths.sum()))
     return np.repeat(np.arange(len(rows)), lengths), values

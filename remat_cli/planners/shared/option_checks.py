@@ -1,4 +1,4 @@
-"""Checks that planners make of their options."""
+"""Checks of planners' options."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from remat_cli.errors import UsageError
 
 
 def check_least(planner: object, **least: int) -> None:
-    """Check that options that are given are not below the least value that makes sense.
+    """Check that given options are not below their least value.
 
     Raises:
-        UsageError: one is; it is named.
+        UsageError: an option is below its least value; the message names it.
     """
     for name, value in least.items():
         said = getattr(planner, name)

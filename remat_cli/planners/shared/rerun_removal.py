@@ -1,7 +1,7 @@
-"""Removal of reruns: tensors are kept instead of recomputed wherever the budget has room for them.
+"""Removal of reruns whose outputs the budget can keep instead.
 
-A plan that fits rarely fills the budget at every step. A rerun can be left out where the outputs of the run before it
-fit in memory until their next read.
+A plan that fits rarely fills the budget at every step. A rerun can be dropped if the outputs of the op's run before fit
+in memory until their next read.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import AnySequence
 
-# The memory of a run that was left out: lower than any other, whatever is added to it.
+# The memory of a dropped run: lower than any other, whatever is added.
 _NOTHING = -(2**62)
 
 
 def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Limits | None = None) -> AnySequence:
-    """Return the sequence without the reruns for whose outputs the budget has room.
+    """Drop the reruns whose outputs the budget can keep.
 
-    Greedy: reruns that save the most time for each byte kept come first.
+    The search is greedy: reruns that save the most time for each kept byte come first.
 
     Args:
-        sequence: what is run.
-        budget_bytes: device memory, resident bytes and graph inputs included; the sequence fits it.
-        limits: at their end, the sequence is returned as far as it is shortened.
+        sequence: a sequence that fits the budget.
+        budget_bytes: device memory, including resident bytes and graph inputs.
+        limits: limits after which the sequence is returned as it is then.
     """
     if limits is not None and limits.is_over:
         return sequence
     shrinking = _ShrinkingSequence(sequence)
     time, runs = sequence.graph.arrays.op_time.tolist(), sequence.ops.tolist()
-    waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.bytes_made(at), 1), at))
+    waiting = sorted(shrinking.reruns(), key=lambda at: (-time[runs[at]] / max(shrinking.written_bytes(at), 1), at))
     while waiting:
         refused = []
         for at in waiting:
@@ -41,18 +41,18 @@ def without_needless_reruns(sequence: AnySequence, budget_bytes: int, limits: Li
                 return shrinking.left()
             if not shrinking.leave_out(at, budget_bytes):
                 refused.append(at)
-        # What was left out may have made room for others.
+        # Dropped runs may have made memory for others.
         waiting = refused if len(refused) < len(waiting) else []
     return shrinking.left()
 
 
 class _ShrinkingSequence(Generic[AnySequence]):
-    """A sequence from which runs are left out one by one, with the memory during each remaining run.
+    """A sequence from which runs are dropped, with its memory.
 
-    Runs keep their positions when others are left out.
+    Runs keep their positions when others are dropped.
 
     Attributes:
-        memory: bytes while each run is carried out; far below 0 for those left out.
+        memory: bytes during each run; far below 0 for dropped runs.
     """
 
     memory: Ints
@@ -77,20 +77,23 @@ class _ShrinkingSequence(Generic[AnySequence]):
         self.memory = sequence.memory.copy()
 
     def reruns(self) -> Iterator[int]:
-        """Yield the positions of the runs beyond the first of each op."""
+        """Yield the positions of reruns."""
         for positions in self._runs_of:
             yield from positions[1:]
 
-    def bytes_made(self, at: int) -> int:
-        """Return the bytes of the outputs of a run that are needed after it."""
+    def written_bytes(self, at: int) -> int:
+        """Return the output bytes of a run that are needed afterwards."""
         return sum(self._size[t] for t in self._outputs[self._runs[at]] if self._end(t, at) > at)
 
     def left(self) -> AnySequence:
-        """Return the sequence without the runs that were left out."""
+        """Return the sequence without the dropped runs."""
         return replace(self._sequence, ops=self._sequence.ops[self.memory >= 0])
 
     def leave_out(self, at: int, budget_bytes: int) -> bool:
-        """Leave out a run, and the runs that served it alone, if the rest then fits; tell whether it is left out."""
+        """Drop a run and the runs that only it needs, if the rest fits.
+
+        Tells whether the run is dropped.
+        """
         if self.memory[at] < 0:
             return True
         changes = list(self._changes_without(at))
@@ -111,50 +114,59 @@ class _ShrinkingSequence(Generic[AnySequence]):
         for t in self._inputs[op]:
             self._reads_of[t].remove(at)
         for t in self._inputs[op]:
-            made = self._made(t, at)
-            if self.memory[made] >= 0 and self._is_useless(made):
-                self.leave_out(made, budget_bytes=2**62)
+            run = self._producing_run(t, at)
+            if self.memory[run] >= 0 and self._is_useless(run):
+                self.leave_out(run, budget_bytes=2**62)
 
     def _is_useless(self, at: int) -> bool:
-        """Tell whether no run needs the outputs of a run, and its op has another run."""
+        """Tell whether no run needs the run's outputs, and its op has another."""
         op = self._runs[at]
         return len(self._runs_of[op]) > 1 and all(self._end(t, at) == at for t in self._outputs[op])
 
     def _changes_without(self, at: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, bytes): by how much memory changes at the positions before a run if that is left out."""
+        """Yield (start, stop, bytes) changes of memory without a run.
+
+        They concern the positions before the run.
+        """
         op = self._runs[at]
         for t in self._outputs[op]:
             if self._end(t, at) > at:  # its last instance lives on
-                end = self._end(t, self._made(t, at))
+                end = self._end(t, self._producing_run(t, at))
                 yield end + 1, at, self._size[t]
                 yield end, end + 1, self._shared(t, end)
         for t in self._inputs[op]:
-            made = self._made(t, at)
-            if self._end(t, made) == at:
-                end = self._last_read(t, made, at)
+            run = self._producing_run(t, at)
+            if self._end(t, run) == at:
+                end = self._last_read(t, run, at)
                 yield end + 1, at, -self._size[t]
                 yield end, end + 1, -self._shared(t, end)
 
     def _shared(self, tensor: int, at: int) -> int:
-        """Return the bytes that a run saves if it takes over the storage of a tensor that ends with it."""
+        """Return the bytes that a run saves by taking over an ending tensor."""
         op = self._runs[at]
         return self._inplace_bytes[op] if self._inplace[op] == tensor else 0
 
-    def _made(self, tensor: int, before: int) -> int:
-        """Return the position of the last run before a position that makes a tensor."""
+    def _producing_run(self, tensor: int, before: int) -> int:
+        """Return the position of a tensor's last producing run before `before`."""
         positions = self._runs_of[self._producer[tensor]]
         return positions[bisect_left(positions, before) - 1]
 
-    def _end(self, tensor: int, made: int) -> int:
-        """Return the position after which the instance of a tensor made at `made` is freed; past the end for never."""
-        positions = self._runs_of[self._producer[tensor]]
-        after = bisect_right(positions, made)
-        if after < len(positions):
-            return self._last_read(tensor, made, positions[after])
-        return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, made, len(self._runs))
+    def _end(self, tensor: int, run: int) -> int:
+        """Return the position after which an instance is freed.
 
-    def _last_read(self, tensor: int, made: int, before: int) -> int:
-        """Return the last position before another that reads the instance made at `made`; `made` if there is none."""
+        The instance is the one produced at `run`. A position past the end means never.
+        """
+        positions = self._runs_of[self._producer[tensor]]
+        after = bisect_right(positions, run)
+        if after < len(positions):
+            return self._last_read(tensor, run, positions[after])
+        return len(self._runs) if self._is_output[tensor] else self._last_read(tensor, run, len(self._runs))
+
+    def _last_read(self, tensor: int, run: int, before: int) -> int:
+        """Return the last position before `before` that reads an instance.
+
+        The instance is the one produced at `run`, which is the result without a reader.
+        """
         reads = self._reads_of[tensor]
         place = bisect_left(reads, before)
-        return max(reads[place - 1], made) if place else made
+        return max(reads[place - 1], run) if place else run

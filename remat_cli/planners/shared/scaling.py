@@ -1,12 +1,12 @@
-"""Numbers small enough for solvers to be right about: sizes of gigabytes and long times, scaled with care.
+"""Scaling of large numbers that solvers would get wrong.
 
-Solvers count within tolerances, or fail on large numbers: CP-SAT 9.15 calls wrong solutions of knapsack rows optimal
-where coefficients are 10^9 and more and some of them nearly equal (google/or-tools issue 5293); none was seen at 10^8.
-So no row is given to a solver with a coefficient above `LARGEST`. What is divided out is a common divisor where that
-is enough, and nothing is lost then. Else numbers are rounded: down in models that prove, up in models that find plans.
+Solvers count within tolerances, or fail on large numbers: CP-SAT 9.15 calls wrong solutions of knapsack rows optimal if
+coefficients are 10^9 or more and some of them nearly equal (google/or-tools issue 5293); no case was seen at 10^8. So
+no row with a coefficient above `LARGEST` is given to a solver. If a common divisor is enough, rows are divided by that
+without loss. Otherwise numbers are rounded: down in models that prove, up in models that find plans.
 
-A row of n entries loses at most n / LARGEST of its largest coefficient: 10^-6 of the memory it stands for where 2,600
-tensors compete and none takes more than a tenth of it.
+A row of n entries loses at most n / LARGEST of its largest coefficient: 10^-6 of the memory if 2,600 tensors compete
+and none takes more than a tenth of that memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ LARGEST_TOTAL_COST = 2**45
 
 
 class Rounding(Enum):
-    """In which direction rows of the kind sum(coefficient * variable) <= limit are rounded, for variables >= 0."""
+    """The rounding of rows sum(coefficient * variable) <= limit.
 
-    RELAX = "relax"  # every solution stays one: what is proven of the scaled model holds
-    RESTRICT = "restrict"  # every solution of the scaled model is one: what it finds fits
+    Variables are >= 0.
+    """
+
+    RELAX = "relax"  # every solution stays a solution: proofs about the scaled model hold
+    RESTRICT = "restrict"  # every solution of the scaled model is a solution: plans fit
 
 
 def unit_of(coefficients: Ints, largest: int = LARGEST) -> int:
-    """Return a divisor that brings numbers down to `largest`: their greatest common divisor, if that is enough.
+    """Return a divisor that brings numbers down to `largest`.
+
+    It is their greatest common divisor, if that is enough.
 
     Args:
         coefficients: [entries] int64.
@@ -45,9 +50,10 @@ def unit_of(coefficients: Ints, largest: int = LARGEST) -> int:
 
 
 def scale_row(coefficients: Ints, limit: int, rounding: Rounding) -> tuple[Ints, int]:
-    """Return coefficients and limit of the row `sum(coefficient * variable) <= limit` in numbers that solvers can take.
+    """Return a row's coefficients and limit in numbers that solvers can take.
 
-    Rounding the limit down loses nothing: what it is compared with is a whole number.
+    The row is `sum(coefficient * variable) <= limit`. Rounding the limit down loses nothing, because it is compared
+    with whole numbers.
     """
     unit = unit_of(coefficients)
     if rounding is Rounding.RELAX:
@@ -58,7 +64,7 @@ def scale_row(coefficients: Ints, limit: int, rounding: Rounding) -> tuple[Ints,
 def cost_unit(costs: Ints) -> int:
     """Return a divisor that brings the sum of costs below `LARGEST_TOTAL_COST`.
 
-    Costs are rounded down: the scaled cost of a solution, times the unit, is never more than what it costs.
+    Costs are rounded down: the scaled cost of a solution, times the unit, is never more than its cost.
     """
-    total = float(np.abs(costs.astype(np.float64)).sum())  # which may be more than 64 bits hold
+    total = float(np.abs(costs.astype(np.float64)).sum())  # the sum may exceed 64 bits
     return max(1, ceil(total / LARGEST_TOTAL_COST))

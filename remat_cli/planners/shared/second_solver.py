@@ -1,4 +1,7 @@
-"""A second opinion on proofs of CP-SAT: SCIP, which shares no code with it, on the same model."""
+"""A second opinion on CP-SAT's proofs: SCIP on the same model.
+
+SCIP shares no code with CP-SAT.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from ortools.math_opt.python import mathopt
 from remat_cli.planners.shared.cp_model import CpModel
 from remat_cli.planners.shared.limits import Limits
 
-# Nodes of SCIP's search, so that whether it agrees does not depend on the clock.
+# The limit on nodes of SCIP's search, so that its opinion does not depend on the clock.
 _MOST_NODES = 20_000
 
 
 def agrees(model: CpModel, bound: int | None, limits: Limits) -> bool:
-    """Tell whether the second solver, too, finds that no solution of a model costs less than `bound`.
+    """Tell whether the second solver confirms a bound on a model's cost.
 
-    False is no proof of anything: it may just have come to the end of its limits.
+    False proves nothing: the solver may have reached its limits.
 
     Args:
-        model: of 0-1 variables, rows and clauses; scaled (see `cp_sat.scale_model`).
-        bound: on the model's objective as it stands; None: that there is no solution at all.
-        limits: of the search.
+        model: a model of 0-1 variables, rows and clauses; scaled (see `cp_sat.scale_model`).
+        bound: bound on the scaled model's objective; None to confirm that there is no solution.
+        limits: limits of the search.
     """
     if limits.is_over:
         return False
@@ -35,7 +38,7 @@ def agrees(model: CpModel, bound: int | None, limits: Limits) -> bool:
     )
     program = mathopt.Model.from_model_proto(_program(model))
     ended = mathopt.solve(program, mathopt.SolverType.GSCIP, params=parameters).termination
-    # It minimises: to look for what costs less than the bound took it up to 16 times as long on cut models.
+    # The solver minimises: searching for a solution below the bound took up to 16 times as long on cut models.
     has_bound = bound is not None and ended.objective_bounds.dual_bound > bound - 0.5
     return has_bound or ended.reason is mathopt.TerminationReason.INFEASIBLE
 
@@ -68,7 +71,7 @@ def _program(model: CpModel) -> Any:
 
 
 def _rows(proto: Any) -> Iterator[tuple[list[int], list[int], float, float]]:
-    """Yield variables, coefficients, and limits of each row."""
+    """Yield variables, coefficients and limits of each row."""
     for constraint in proto.constraints:
         if constraint.has_linear():
             if len(constraint.enforcement_literal):
@@ -83,11 +86,11 @@ def _rows(proto: Any) -> Iterator[tuple[list[int], list[int], float, float]]:
 
 
 def _clause(literals: list[int]) -> tuple[list[int], list[int], float, float]:
-    """Return the row that says that one of the literals is true."""
+    """Return the row that demands one of the literals."""
     distinct = sorted(set(literals))
     weights = dict.fromkeys((max(literal, -literal - 1) for literal in distinct), 0)
     for literal in distinct:
-        # A variable and its negation make the clause true: they cancel out, and the row asks for nothing.
+        # A variable and its negation make the clause true: they cancel out, and the row demands nothing.
         weights[max(literal, -literal - 1)] += 1 if literal >= 0 else -1
     negated = sum(literal < 0 for literal in distinct)
     return list(weights), list(weights.values()), 1.0 - negated, inf

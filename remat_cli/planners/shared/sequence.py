@@ -1,8 +1,8 @@
-"""The rematerialization sequence: ops in the order in which they run, what each run reads, and the memory of each.
+"""The rematerialization sequence: runs of ops, their reads and memory.
 
-Every plan that moves nothing to the host is such a sequence (the term of Bartan et al. 2023): it determines when
-tensors are freed. Everything here is numpy over whole sequences, so that a sequence of several 100,000 runs takes a
-fraction of a second.
+Every plan without transfers is such a sequence (the term of Bartan et al. 2023), which determines when tensors are
+freed. All computations are numpy over whole sequences, so that a sequence of several 100,000 runs takes a fraction of a
+second.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from remat_cli.planners.shared.stages import Stages
 
 @dataclass(frozen=True, eq=False)
 class RematSequence:
-    """Runs of ops in order; each run of an op makes an instance of each of its outputs.
+    """Runs of ops in order, each with an instance of every output.
 
     Position M, after the last run, stands for the end, where the graph's outputs are read. Instances are numbered in
-    the order in which they are made. Each stays alive from its making to its last read.
+    the order of their production. Each stays in memory from its production to its last read.
 
     Attributes:
-        reads: of the graph.
-        ops: [M] number of the op that each run is of; every op finds its inputs.
+        reads: reads and outputs of the graph's ops.
+        ops: [M] number of each run's op; every op finds its inputs.
     """
 
     reads: GraphReads
@@ -37,18 +37,20 @@ class RematSequence:
 
     @classmethod
     def of(cls, graph: Graph, ops: Iterable[int] | Ints) -> RematSequence:
-        """Return the sequence of some ops, by their numbers."""
+        """Return the sequence of ops with these numbers."""
         array = ops if isinstance(ops, np.ndarray) else np.fromiter(ops, dtype=np.int64)
         return cls(GraphReads.of(graph), array.astype(np.int64, copy=False))
 
     @classmethod
     def of_stages(cls, stages: Stages, reruns: Ints, at: Ints) -> RematSequence:
-        """Return the sequence of a staged plan: within a stage first the reruns, in the order of their first runs.
+        """Return the sequence of a staged plan.
+
+        Within a stage the reruns come first, in the order of their first runs.
 
         Args:
             stages: the order of first runs; stage N stands for the end.
             reruns: [reruns] stage of the first run of each recomputed op.
-            at: [reruns] stage in which it is recomputed, before the stage's own op.
+            at: [reruns] stage of each recomputation, before the stage's own op.
         """
         first = np.arange(len(stages))
         op = np.concatenate([reruns, first])
@@ -57,7 +59,7 @@ class RematSequence:
 
     @classmethod
     def of_names(cls, graph: Graph, names: Iterable[str]) -> RematSequence:
-        """Return the sequence of some ops, by their names."""
+        """Return the sequence of ops with these names."""
         index = graph.arrays.op_index
         return cls.of(graph, (index[name] for name in names))
 
@@ -71,7 +73,7 @@ class RematSequence:
 
     @property
     def graph(self) -> Graph:
-        """What is run."""
+        """The graph that the ops belong to."""
         return self.reads.graph
 
     @property
@@ -81,7 +83,7 @@ class RematSequence:
         return tuple(ops[number].name for number in self.ops.tolist())
 
     def schedule(self) -> Schedule:
-        """Return the steps, each tensor freed as early as can be."""
+        """Return the steps, with each tensor freed as early as possible."""
         is_plain = len(self.ops) == len(self.graph.ops) and self.keeps_input_order
         return plain_run(self.graph) if is_plain and not self.graph.lasting else with_frees(self.graph, self.names)
 
@@ -108,7 +110,7 @@ class RematSequence:
 
     @cached_property
     def is_rerun(self) -> Bools:
-        """[M] whether each run is not the first of its op."""
+        """[M] whether each run is a rerun of its op."""
         first = np.zeros(len(self), dtype=np.bool_)
         first[np.unique(self.ops, return_index=True)[1]] = True
         return ~first
@@ -125,14 +127,14 @@ class RematSequence:
 
     @cached_property
     def read(self) -> tuple[Ints, Ints]:
-        """[R] position and instance of each read, positions ascending, the end included."""
+        """[R] position and instance of each read, by position, including the end."""
         at, tensor = self.reads.inputs.expand(self.ops)
         at = np.concatenate([at, np.full(len(self.reads.kept), len(self))])
         tensor = np.concatenate([tensor, self.reads.kept])
         return at, self.instance(tensor, at)
 
     def instance(self, tensor: Ints, before: Ints) -> Ints:
-        """Return the instances of tensors that were made last before some positions."""
+        """Return the latest instances of tensors before positions."""
         keys, instances = self._by_tensor
         return instances[np.searchsorted(keys, tensor * (len(self) + 1) + before) - 1]
 
@@ -151,15 +153,18 @@ class RematSequence:
 
     @cached_property
     def last_read(self) -> Ints:
-        """[I] position of each instance's last read; of its making if it is never read."""
+        """[I] position of each instance's last read, or production if unread."""
         last: Ints = self.made[0].copy()
         at, instance = self.read
-        last[instance] = np.maximum(last[instance], at)  # positions ascend: the last one written is the largest
+        last[instance] = np.maximum(last[instance], at)  # positions ascend: the last value written is the largest
         return last
 
     @cached_property
     def shared_bytes(self) -> Ints:
-        """[M] bytes that each run saves by working in place: its input's instance must end with it."""
+        """[M] bytes that each run saves by working in place.
+
+        Its input's instance must end with the run.
+        """
         arrays = self.reads.graph.arrays
         saved: Ints = arrays.inplace_bytes[self.ops]
         at = np.flatnonzero(saved)
@@ -169,7 +174,10 @@ class RematSequence:
 
     @cached_property
     def memory(self) -> Ints:
-        """[M] bytes during each run, every instance freed at its last read; what the judge measures."""
+        """[M] bytes during each run, as the judge measures them.
+
+        Every instance is freed at its last read.
+        """
         change = np.zeros(len(self) + 2, dtype=np.int64)
         np.add.at(change, self.made[0], self.bytes)
         np.add.at(change, self.last_read + 1, -self.bytes)
@@ -178,7 +186,7 @@ class RematSequence:
         return graph.fixed_bytes + np.cumsum(change)[: len(self)] + workspace - self.shared_bytes
 
     def away_at(self, at: int) -> Ints:
-        """Return the instances on the host during a run: none, without transfers."""
+        """Return the instances on the host during a run: none here."""
         return np.zeros(0, dtype=np.int64)
 
     @cached_property
@@ -187,30 +195,36 @@ class RematSequence:
         return int(self.memory.max())
 
     def without_useless_reruns(self) -> Self:
-        """Return the sequence without the reruns that make nothing that is read. First runs stay where they are."""
+        """Return the sequence without reruns whose outputs nothing reads.
+
+        First runs keep their places.
+        """
         return replace(self, ops=self.ops[self.is_useful])
 
     @cached_property
     def is_useful(self) -> Bools:
-        """[M] whether each run is the first of its op, or leads to such a run or to the graph's outputs."""
+        """[M] whether each run is a first run or leads to one.
+
+        Leading to the graph's outputs counts, too.
+        """
         start, instances = self.inputs.start.tolist(), self.inputs.values.tolist()
-        made_at = self._maker_of
+        produced_at = self._maker_of
         is_wanted = bytearray((~self.is_rerun).tobytes() + b"\1")
         for position in range(len(self), -1, -1):
             if is_wanted[position]:
                 for instance in instances[start[position] : start[position + 1]]:
-                    is_wanted[made_at[instance]] = True
+                    is_wanted[produced_at[instance]] = True
         return np.frombuffer(is_wanted, dtype=np.bool_)[:-1]
 
     def without_useless_runs(self) -> Self:
-        """Return the sequence without the runs none of whose outputs is read before it is recomputed.
+        """Drop runs whose outputs are all recomputed before their next read.
 
-        First runs are left out, too, where a later run will do, so the order of first runs may change. An op without a
+        First runs are dropped, too, if a later run will do, so the order of first runs may change. An op without a
         useful run keeps its first run, as every op must run. A valid sequence stays valid, and its peak does not rise:
-        no instance of a tensor lives longer than before. Linear in the length.
+        no instance of a tensor lives longer than before. The time is linear in the length.
         """
         arrays = self.graph.arrays
-        # Tensors of 0 bytes count here: who reads a view needs it made before.
+        # Tensors of 0 bytes count here: the reader of a view needs the view produced before.
         needed = bytearray((arrays.is_output & (arrays.producer >= 0)).tobytes())
         is_first = (~self.is_rerun).tolist()
         has_run = bytearray(len(self.graph.ops))
@@ -227,17 +241,18 @@ class RematSequence:
         return replace(self, ops=np.array(useful[::-1], dtype=np.int64))
 
     def with_reruns(self, at: int, again: Bools) -> Self:
-        """Return the sequence with reruns of some of its runs, each placed where its outputs are first missing.
+        """Add reruns of some runs, each where its outputs are first missing.
 
         Args:
-            at: position after which they are placed.
-            again: [at] which of the runs before it to repeat; what they read is kept, or recomputed by others of them.
+            at: position after which the reruns are placed.
+            again: [at] whether to repeat each run before that position; its inputs are kept, or recomputed by other
+                reruns.
         """
         again = np.append(again, np.zeros(len(self) + 1 - at, dtype=np.bool_))
-        made_at = self.made[0]
+        produced_at = self.made[0]
         read_at, instance = self.read
-        late = np.flatnonzero((read_at > at) & again[made_at[instance]])
-        makers: list[int] = made_at[instance[late]].tolist()
+        late = np.flatnonzero((read_at > at) & again[produced_at[instance]])
+        makers: list[int] = produced_at[instance[late]].tolist()
         is_due = bytearray(again.tobytes())
         runs: list[int] = []
         places: list[int] = []
@@ -249,12 +264,15 @@ class RematSequence:
         return replace(self, ops=np.insert(self.ops, places, self.ops[runs]))
 
     def _closure(self, maker: int, is_due: bytearray) -> Iterator[int]:
-        """Yield the reruns that are due up to that of a run, in order; none of them is due afterwards."""
-        made_at = self._maker_of
+        """Yield the due reruns up to that of `maker`, in order.
+
+        They are not due afterwards.
+        """
+        produced_at = self._maker_of
         stack = [maker]
         while stack:
             run = stack[-1]
-            due = next((p for i in self.inputs[run].tolist() if is_due[p := made_at[i]]), None)
+            due = next((p for i in self.inputs[run].tolist() if is_due[p := produced_at[i]]), None)
             if due is None:
                 stack.pop()
                 is_due[run] = False

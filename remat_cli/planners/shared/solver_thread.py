@@ -1,4 +1,4 @@
-"""A solver in a thread of its own: Ctrl-C, news on the way, and an end that is waited for."""
+"""A solver in its own thread, with Ctrl-C and results on the way."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from remat_cli.system_limits import start_if_allowed
 
 News = TypeVar("News")
 
-# Seconds between two checks for Ctrl-C: waiting itself cannot be interrupted everywhere.
+# Seconds between two checks for Ctrl-C: some systems cannot interrupt the waiting itself.
 _LOOK = 0.1
 
 
 class SolverThread(Generic[News]):
-    """Runs a solver, while the caller waits and is told of solutions and bounds in its own thread.
+    """Runs a solver, and passes its solutions and bounds to the caller's thread.
 
-    So Ctrl-C, or an exception in the caller's code, is raised in the caller's thread, after the solver was stopped.
+    Ctrl-C, or an exception in the caller's code, is raised in the caller's thread, after the solver has stopped.
     """
 
     def __init__(
@@ -35,33 +35,33 @@ class SolverThread(Generic[News]):
         """Prepare a run.
 
         Args:
-            name: of the thread.
+            name: name of the thread.
             solve: runs the solver to its end.
-            stop: asks it to end; may be called at any time, and again.
-            limits: of which only `has_enough` is watched here; the solver keeps the others.
-            patience: seconds to wait for a solver that was asked to end; then its thread is abandoned.
+            stop: asks the solver to end; may be called at any time, repeatedly.
+            limits: limits whose `has_enough` is watched here; the solver keeps the other limits.
+            patience: seconds to wait for a solver that was asked to end, before its thread is abandoned.
         """
         self._solve = solve
         self._stop = stop
         self._limits = limits
         self._patience = patience
-        # In the order in which they came up; None once the solver has ended.
+        # In the order of arrival; None once the solver has ended.
         self._news: SimpleQueue[News | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = Thread(target=self._run, name=name, daemon=patience < inf)
 
     def tell(self, news: News) -> None:
-        """Pass on what came up; called by the solver, in any thread."""
+        """Pass on a solution or bound; the solver calls this in any thread."""
         self._news.put(news)
 
     def run(self, take: Callable[[News], None]) -> None:
-        """Solve, and hand over all news.
+        """Solve, and pass all solutions and bounds to `take`.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the solver was stopped, and all news until then were handed over.
+            KeyboardInterrupt: Ctrl-C; the solver was stopped after passing on everything until then.
         """
         if not start_if_allowed(self._thread):
-            self._run()  # in this thread: news come at its end, and the solver's own limits end it
+            self._run()  # runs in this thread: results come at its end, and the solver's own limits end it
         try:
             self._listen(take)
         except KeyboardInterrupt:
@@ -98,9 +98,9 @@ class SolverThread(Generic[News]):
         return None if self._news.empty() else self._news.get()
 
     def _end(self) -> None:
-        """Stop the solver and wait for it; nothing where it has ended."""
+        """Stop a running solver, and wait for its end."""
         give_up_at = monotonic() + self._patience
         while self._thread.is_alive() and monotonic() < give_up_at:
-            # Again and again: a solver may forget a request that comes before it has begun.
+            # Repeatedly: a solver may lose a request that comes before its start.
             self._stop()
             self._thread.join(timeout=_LOOK)

@@ -1,7 +1,8 @@
-"""Transfers in a sequence of runs: which instances can be on the host between uses, and the schedule that moves them.
+"""Transfers in a sequence of runs, and their schedule.
 
-Between two uses an instance may be away. Its offload begins when it is made, its prefetch ends before the next use; in
-each direction the link moves one instance after the other. An instance is offloaded at most once: its copy stays.
+Between two uses an instance may be on the host only. Its offload begins when it is produced, its prefetch ends before
+the next use; in each direction the link moves one instance after the other. An instance is offloaded at most once,
+because its host copy stays.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def known_link(problem: Problem, planner: str, instead: str) -> Link:
     """Return the link to the host.
 
     Args:
-        problem: what is planned.
-        planner: the one that needs the link, for the message.
-        instead: a planner that only recomputes, for the hint.
+        problem: the problem to plan.
+        planner: name of the planner that needs the link, for the message.
+        instead: name of a planner that only recomputes, for the hint.
 
     Raises:
-        PlannerRefuses: the link's bandwidth is not known.
+        PlannerRefuses: the link's bandwidth is unknown.
     """
     if problem.link is None:
         raise PlannerRefuses(
@@ -56,21 +57,23 @@ def known_link(problem: Problem, planner: str, instead: str) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A time in which an instance is away from the device. Times are positions in a sequence.
+    """A span in which an instance is not on the device.
+
+    All times are positions in a sequence.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         bytes: its size.
-        made_at: when it is made, and its offload begins.
-        left_after: the use after which it may be away.
+        produced_at: production of the instance, when its offload begins.
+        left_after: the use after which it may leave.
         wanted_at: the next use.
-        freed_before: the run for which its memory is needed.
-        back_before: the run before which its prefetch begins, which takes its memory again.
+        freed_before: the run that needs its memory.
+        back_before: the run before which its prefetch begins, and takes its memory again.
     """
 
     name: str
     bytes: int
-    made_at: int
+    produced_at: int
     left_after: int
     wanted_at: int
     freed_before: int = -1
@@ -82,7 +85,7 @@ class IdleGaps:
     """Gaps between two uses of instances that may move, in the order of the instances.
 
     Attributes:
-        instance: [G] number of the instance.
+        instance: [G] number of each instance.
         left_after: [G] position of the use before.
         wanted_at: [G] position of the use after; M for the end.
     """
@@ -93,18 +96,18 @@ class IdleGaps:
 
     @classmethod
     def of(cls, sequence: RematSequence, may_move: Bools) -> IdleGaps:
-        """Return the gaps of the tensors that may move.
+        """Return the gaps of movable tensors.
 
         Args:
-            sequence: of runs.
-            may_move: [T] tensors of the graph.
+            sequence: the sequence of runs.
+            may_move: [T] whether each tensor of the graph may move.
         """
-        made_at, tensor = sequence.made
+        produced_at, tensor = sequence.made
         read_at, read = sequence.read
         moves = may_move[tensor]
         inside = moves[read]
         instance = np.concatenate([np.flatnonzero(moves), read[inside]])
-        used_at = np.concatenate([made_at[moves], read_at[inside]])
+        used_at = np.concatenate([produced_at[moves], read_at[inside]])
         order = np.lexsort((used_at, instance))
         instance, used_at = instance[order], used_at[order]
         is_gap = (instance[1:] == instance[:-1]) & (used_at[1:] > used_at[:-1] + 1)
@@ -113,14 +116,14 @@ class IdleGaps:
 
 @dataclass(frozen=True, eq=False)
 class OffloadSequence(RematSequence):
-    """A sequence of runs in which some tensors may be on the host between their uses.
+    """A sequence in which some tensors may be on the host between uses.
 
-    Its memory is counted with every instance away that can be away without a wait for the link.
+    Its memory leaves out every instance that can be on the host without a wait for the link.
 
     Attributes:
-        may_move: [T] tensors of the graph.
-        time_per_byte: of the link.
-        waits: [N] time for which the device waits for the link before the first run of each op.
+        may_move: [T] whether each tensor of the graph may move.
+        time_per_byte: time of the link per byte.
+        waits: [N] the device's wait for the link before the first run of each op.
     """
 
     may_move: Bools
@@ -129,23 +132,23 @@ class OffloadSequence(RematSequence):
 
     @classmethod
     def moving(cls, sequence: RematSequence, may_move: Bools, time_per_byte: float) -> OffloadSequence:
-        """Return a sequence in which some tensors may move, and nobody waits.
+        """Return a sequence with movable tensors and without waits.
 
         Args:
-            sequence: of runs.
-            may_move: [T] tensors of the graph.
-            time_per_byte: of the link.
+            sequence: the sequence of runs.
+            may_move: [T] whether each tensor of the graph may move.
+            time_per_byte: time of the link per byte.
         """
         may_leave = may_move & ~sequence.graph.arrays.is_held
         return cls(sequence.reads, sequence.ops, may_leave, time_per_byte, np.zeros(len(sequence.graph.ops)))
 
     @classmethod
     def moving_named(cls, sequence: RematSequence, names: Iterable[str], bytes_per_time: Fraction) -> OffloadSequence:
-        """Return a sequence in which some tensors may move, and nobody waits.
+        """Return a sequence with movable tensors, given by name.
 
         Args:
-            sequence: of runs.
-            names: of the tensors that may.
+            sequence: the sequence of runs.
+            names: names of the movable tensors.
             bytes_per_time: rate of the link.
         """
         number = {name: index for index, name in enumerate(sequence.graph.arrays.tensor_names)}
@@ -154,17 +157,17 @@ class OffloadSequence(RematSequence):
         return cls.moving(sequence, may_move, 1 / float(bytes_per_time))
 
     def waiting_as(self, schedule: Schedule, trace: Trace) -> OffloadSequence:
-        """Return the same with the waits of a replay.
+        """Return the sequence with the waits of a replay.
 
         Args:
-            schedule: of these runs.
+            schedule: schedule of these runs.
             trace: its replay.
         """
         runs = [isinstance(step, Compute | Inplace) for step in schedule.steps]
         ends = np.array(trace.times[1:], dtype=np.int64)[runs]
         idle = np.diff(ends, prepend=0) - self.run_time
         first = np.flatnonzero(~self.is_rerun)
-        # A wait before a rerun counts as one before the next first run.
+        # A wait before a rerun counts as a wait before the next first run.
         follows = np.searchsorted(first, np.arange(first[-1] + 1))
         waits = np.zeros(len(self.graph.ops))
         np.add.at(waits, self.ops[first[follows]], idle[: first[-1] + 1])
@@ -172,28 +175,28 @@ class OffloadSequence(RematSequence):
 
     @cached_property
     def gaps(self) -> IdleGaps:
-        """In which instances that may move could be away."""
+        """The gaps in which movable instances could be on the host."""
         return IdleGaps.of(self, self.may_move)
 
     @cached_property
     def _end(self) -> Floats:
-        """[M] when each run ends."""
+        """[M] end of each run."""
         return np.cumsum(self.run_time + np.where(self.is_rerun, 0.0, self.waits[self.ops]))
 
     @cached_property
     def _start(self) -> Floats:
-        """[M + 1] when each run starts; last, the end."""
+        """[M + 1] start of each run, followed by the end."""
         return np.append(self._end - self.run_time, self._end[-1:])
 
     @cached_property
     def _away(self) -> tuple[Ints, Ints, Ints]:
-        """Instances, the first run during which each is away, and the run before which its prefetch begins."""
-        gaps, start, made_at = self.gaps, self._start, self.made[0]
+        """Instances, the first run without each, and the run before its prefetch."""
+        gaps, start, produced_at = self.gaps, self._start, self.made[0]
         end = np.append(self._end, np.inf)
         instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
         for queued in (False, True):
             duration = self.bytes[instance] * self.time_per_byte
-            out = _ends(end[made_at[instance]], _once(instance, duration) if queued else duration, queued)
+            out = _ends(end[produced_at[instance]], _once(instance, duration) if queued else duration, queued)
             back = -_ends_by_order(-start[wanted], duration, np.lexsort((-instance, -wanted)), queued)
             leaves = np.maximum(left + 1, np.searchsorted(start, out))
             returns = np.minimum(np.searchsorted(end, back, side="right"), wanted)
@@ -203,7 +206,10 @@ class OffloadSequence(RematSequence):
 
     @cached_property
     def memory(self) -> Ints:
-        """[M] bytes during each run, with every instance away that can be."""
+        """[M] bytes during each run with as many instances on the host as can be.
+
+        These are the instances that can leave and return without a wait.
+        """
         return self._memory_without(*self._away)[:-1]
 
     def away_at(self, at: int) -> Ints:
@@ -213,12 +219,12 @@ class OffloadSequence(RematSequence):
 
     @cached_property
     def _held(self) -> Ints:
-        """[M + 1] bytes during each run, and at the end, with everything on the device."""
+        """[M + 1] bytes during each run and at the end, all on the device."""
         end = self.reads.graph.fixed_bytes + int(self.bytes[self.inputs[len(self)]].sum())
         return np.append(RematSequence(self.reads, self.ops).memory, end)
 
     def _memory_without(self, instance: Ints, leaves: Ints, returns: Ints) -> Ints:
-        """[M + 1] bytes as `_held`, without some instances from one run each until before another."""
+        """[M + 1] bytes as `_held`, without instances between two runs each."""
         change = np.zeros(len(self) + 2, dtype=np.int64)
         np.subtract.at(change, leaves, self.bytes[instance])
         np.add.at(change, returns, self.bytes[instance])
@@ -226,42 +232,48 @@ class OffloadSequence(RematSequence):
 
     @property
     def least_bytes(self) -> int:
-        """The least budget: bytes needed if every instance that may move is away in all gaps, whatever the waits."""
+        """The least budget: all movable instances away in all gaps.
+
+        Waits for the link do not count.
+        """
         gaps = self.gaps
         return int(self._memory_without(gaps.instance, gaps.left_after + 1, gaps.wanted_at).max())
 
     def schedule_within(self, budget_bytes: int, early: bool = True) -> Schedule:
-        """Return a schedule within a budget, which moves no instance that can stay.
+        """Return a schedule within a budget, with needed transfers only.
 
         Args:
             budget_bytes: device memory, `least_bytes` or more.
-            early: prefetch as soon as there is memory for it; else just in time.
+            early: whether to prefetch as soon as there is memory; otherwise just in time.
         """
         memory = self._held.copy()
         gaps = self.gaps
-        made_at, tensor = self.made
+        produced_at, tensor = self.made
         names = self.graph.arrays.tensor_names
         possible = [
-            Absence(names[tensor[each]], int(self.bytes[each]), int(made_at[each]), left, wanted)
+            Absence(names[tensor[each]], int(self.bytes[each]), int(produced_at[each]), left, wanted)
             for each, left, wanted in zip(
                 gaps.instance.tolist(), gaps.left_after.tolist(), gaps.wanted_at.tolist(), strict=True
             )
         ]
         absent = _leave(possible, self._ready.tolist(), memory, budget_bytes)
-        absent.sort(key=lambda absence: (absence.wanted_at, -absence.made_at))
+        absent.sort(key=lambda absence: (absence.wanted_at, -absence.produced_at))
         latest = [0] * len(absent) if early else self._latest(absent)
         return _woven(with_frees(self.graph, self.names), _come_back(absent, latest, memory, budget_bytes))
 
     @property
     def _ready(self) -> Ints:
-        """[G] the first run before which the copy of each gap's instance is on the host."""
+        """[G] the first run before which each instance's host copy is complete."""
         instance = self.gaps.instance
         duration = _once(instance, self.bytes[instance] * self.time_per_byte)
         out = _ends(self._end[self.made[0][instance]], duration, queued=True)
         return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
 
     def _latest(self, absent: Sequence[Absence]) -> list[int]:
-        """Return the run before which each prefetch must begin so that the device does not wait; in order of return."""
+        """Return the latest run before each prefetch without a wait.
+
+        They are in the order of return.
+        """
         wanted = np.array([absence.wanted_at for absence in absent], dtype=np.int64)
         duration = np.array([absence.bytes for absence in absent]) * self.time_per_byte
         back = -_ends_by_order(-self._start[wanted], duration, np.arange(len(absent))[::-1], queued=True)
@@ -270,14 +282,20 @@ class OffloadSequence(RematSequence):
 
 
 def _once(instance: Ints, duration: Floats) -> Floats:
-    """Return the durations, 0 for repeated instances: their copies are on the host already."""
+    """Return the durations, 0 for repeated instances.
+
+    These have a host copy already.
+    """
     first = np.ones(len(instance), dtype=np.bool_)
     first[1:] = instance[1:] != instance[:-1]
     return np.where(first, duration, 0.0)
 
 
 def _ends(ready: Floats, duration: Floats, queued: bool) -> Floats:
-    """Return when each transfer ends that starts when it is ready and, if queued, after the previous one."""
+    """Return the end of each transfer.
+
+    A transfer starts when it is ready and, if queued, after the previous one.
+    """
     if not queued:
         return ready + duration
     total = np.cumsum(duration)
@@ -292,22 +310,22 @@ def _ends_by_order(ready: Floats, duration: Floats, order: Ints, queued: bool) -
 
 
 def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
-    """Return which instances leave, and for which run.
+    """Return the instances that leave, and the run for which each leaves.
 
     Of the instances with a finished copy on the host, the one wanted last leaves; if there is none, the one whose copy
     is finished first.
 
     Args:
-        possible: in the order in which the link takes them.
-        ready: for each, the first run before which it can be away without a wait.
-        memory: bytes while each run is carried out, and at the end; what leaves is taken off, as if it came back just
-            when it is wanted.
-        budget_bytes: at least what is needed when all of them are away.
+        possible: absences in the order in which the link takes them.
+        ready: for each absence, the first run before which the instance can leave without a wait.
+        memory: bytes during each run, and at the end; each leaving instance is subtracted, as if it came back just
+            before its next use.
+        budget_bytes: device memory, enough if all instances are away.
     """
     by_ready = sorted(range(len(possible)), key=lambda number: ready[number], reverse=True)
     by_last_use = sorted(range(len(possible)), key=lambda number: possible[number].left_after, reverse=True)
-    copied: list[tuple[int, int]] = []  # heaps: wanted last first,
-    out_of_use: list[int] = []  # and the oldest first
+    copied: list[tuple[int, int]] = []  # heaps: instances wanted last come first
+    out_of_use: list[int] = []  # oldest first
     is_gone = bytearray(len(possible))
     absent: list[Absence] = []
     for position in np.flatnonzero(memory > budget_bytes).tolist():
@@ -327,7 +345,10 @@ def _leave(possible: Sequence[Absence], ready: Sequence[int], memory: Ints, budg
 
 
 def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int) -> list[Absence]:
-    """Leave out absences that later, larger ones have made needless; add their bytes to `memory`."""
+    """Drop absences that later, larger ones make needless.
+
+    Their bytes are added to `memory`.
+    """
     needed = []
     for absence in reversed(absent):
         away = memory[absence.freed_before : absence.wanted_at]
@@ -339,12 +360,14 @@ def _without_needless(absent: Sequence[Absence], memory: Ints, budget_bytes: int
 
 
 def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, budget_bytes: int) -> list[Absence]:
-    """Return the absences with the run before which each prefetch begins, as early as memory allows.
+    """Set the start of each prefetch as early as memory allows.
+
+    It is the run before which the prefetch begins.
 
     Args:
-        absent: in the order in which they come back.
-        latest: for each, the run before which its prefetch begins at the earliest.
-        memory: as `_leave` left it.
+        absent: absences in the order of return.
+        latest: for each absence, the earliest run before which its prefetch may begin.
+        memory: memory as left by `_leave`.
         budget_bytes: device memory.
     """
     earliest = 0
@@ -359,14 +382,14 @@ def _come_back(absent: Sequence[Absence], latest: Sequence[int], memory: Ints, b
 
 
 def _woven(plain: Schedule, absent: Sequence[Absence]) -> Schedule:
-    """Return a schedule with the transfers of `absent`, which are in the order of their prefetches."""
+    """Return a schedule with the transfers of `absent`, in prefetch order."""
     before: dict[int, list[Step]] = defaultdict(list)
     after: dict[int, list[Step]] = defaultdict(list)
     moved: set[tuple[str, int]] = set()
     for absence in sorted(absent, key=lambda absence: absence.freed_before):
-        if (absence.name, absence.made_at) not in moved:
-            moved.add((absence.name, absence.made_at))
-            after[absence.made_at].append(Offload(absence.name))
+        if (absence.name, absence.produced_at) not in moved:
+            moved.add((absence.name, absence.produced_at))
+            after[absence.produced_at].append(Offload(absence.name))
         before[absence.freed_before] += (Wait(absence.name), Free(absence.name))
     for absence in absent:
         before[absence.back_before].append(Prefetch(absence.name))

@@ -1,1 +1,1 @@
-"""Small graphs, settled: the shortest path through all states that a device can be in."""
+"""Optimal plans of small graphs: a shortest path through all device states."""

@@ -1,4 +1,7 @@
-"""Settles small graphs: every plan without transfers is a path through the states that a device can be in."""
+"""The planner that settles small graphs.
+
+Every plan without transfers is a path through the states of a device.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ _MOST_TENSORS = 64
 
 @dataclass(frozen=True)
 class ShortestPath:
-    """Finds a shortest path through all states of memory: an optimal plan, for small graphs.
+    """Finds an optimal plan of a small graph by shortest path.
 
     A state is the set of tensors in memory and the set of ops that have run; a run leads from one state to the next.
-    Tensors are freed when their room is needed. The time of the ops that must still run bounds the rest of the path
+    Tensors are freed when their memory is needed. The time of the ops that must still run bounds the rest of the path
     (A*).
 
     Source: ours; the game is that of pebbles on a graph (Sethi, Complete Register Allocation Problems, STOC 1973), the
         search that of Hart, Nilsson, Raphael, A Formal Basis for the Heuristic Determination of Minimum Cost Paths,
         1968.
     Takes: any graph of about twenty ops at most.
-    Searches: all plans that move nothing to the host: any order, and any op again as often as it may.
-    Proves: which plan is the best of all, or that none fits (scope any-order).
-    Complexity: exponential in the ops; 12 take some hundredths of a second, 16 a second, 20 a minute where memory is
-        short.
+    Searches: all plans without transfers: any order, and any number of reruns.
+    Proves: that its plan is the best of all, or that none fits (scope any-order).
+    Complexity: exponential in the ops; 12 take some hundredths of a second, 16 a second, 20 a minute if memory is
+      short.
 
     Attributes:
-        max_ops: a graph that has more is refused.
-        time_limit: seconds.
-        work_limit: how many states may be expanded, which also limits the memory used.
+        max_ops: largest number of ops; a graph with more is refused.
+        time_limit: limit in seconds.
+        work_limit: largest number of expanded states, which also limits the memory used.
     """
 
     max_ops: int = 16
@@ -49,7 +52,7 @@ class ShortestPath:
         Raises:
             PlannerRefuses: the graph has too many ops or tensors.
         """
-        # numpy comes with these; the options must be readable without it.
+        # These imports need numpy; reading the options must not.
         from remat_cli.planners.shared.incumbent import Incumbent
         from remat_cli.planners.shared.limits import Limits
         from remat_cli.planners.shared.sequence import RematSequence
@@ -65,7 +68,10 @@ class ShortestPath:
 
 
 def is_small(graph: Graph, max_ops: int) -> bool:
-    """Tell whether there are no more ops than that, and whether the states of the graph can be told apart."""
+    """Tell whether the graph has at most `max_ops` ops and 64 tensors.
+
+    Its states can then be told apart by one word.
+    """
     return len(graph.ops) <= max_ops and len(graph.producer) <= _MOST_TENSORS
 
 

@@ -16,19 +16,19 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shortest_path.states import DeviceState, StateSpace
 
-# Times beyond this do not fit what they are compared in.
+# Larger times do not fit the integers that compare them.
 _LONGEST = 2**62
 NONE_FITS = "every order of runs was tried, with any recomputation and every choice of what to keep"
 
 
 class ShortestPathSearch:
-    """One search, from start to end; with other limits it can go on.
+    """A search from start to end, which other limits can continue.
 
     Attributes:
-        incumbent: is offered the plan, and told what is proven.
-        limits: their work is the number of states to expand.
-        better_than: time of a plan that fits; only faster plans are searched. None if there is none.
-        states: how many were expanded.
+        incumbent: receives the plan and the bounds.
+        limits: limits of the search; work is the number of states to expand.
+        better_than: time of a plan that fits; the search looks only for faster plans. None without such a plan.
+        states: number of expanded states.
     """
 
     def __init__(self, incumbent: Incumbent, limits: Limits) -> None:
@@ -40,18 +40,18 @@ class ShortestPathSearch:
         graph = incumbent.problem.graph
         self._space = StateSpace(graph, incumbent.problem.budget.device_bytes - graph.fixed_bytes)
         start = DeviceState(0, 0)
-        self._time = {start: 0}  # of the quickest way to each state that was found
+        self._time = {start: 0}  # time of the fastest known path to each state
         self._came_from: dict[
             DeviceState, tuple[DeviceState, int]
-        ] = {}  # on that way: the state before, and the op that ran
-        self._fronts: dict[int, StateFront] = {}  # of expanded states, by the ops that have run
+        ] = {}  # the state before on that path, and the op that ran
+        self._fronts: dict[int, StateFront] = {}  # expanded states, by the ops that have run
         # Lower bound on the time of plans through a state, a number that falls with each push, and the state. Of equal
         # bounds the newest state comes first: with ample memory, that leads straight to the end.
         self._queue = [(graph.total_time, 0, start)]
         self._pushed = 0
 
     def run(self) -> None:
-        """Search until the best plan is found, or nothing is left to look for, or a limit is reached."""
+        """Search until the best plan is proven, or a limit is reached."""
         while self._queue and not self._is_too_long(self._queue[0][0]):
             if self.limits.is_over or self._queue[0][0] > _LONGEST:
                 return
@@ -86,7 +86,7 @@ class ShortestPathSearch:
             heapq.heappush(self._queue, (time + left, -self._pushed, after))
 
     def _path_to(self, state: DeviceState) -> list[int]:
-        """Return the ops that ran on the way to a state, in order."""
+        """Return the ops on the path to a state, in order."""
         ops = []
         while state in self._came_from:
             state, op = self._came_from[state]
@@ -95,9 +95,9 @@ class ShortestPathSearch:
 
 
 class StateFront:
-    """The expanded states in which the same ops have run: what was in memory, and after which time.
+    """The expanded states with the same ops run, by tensors and time.
 
-    A state is dominated by one that has all its tensors in memory after no more time. States in which more ops have run
+    A state is dominated by a state with all its tensors in memory after no more time. States in which more ops have run
     do not dominate: some of these ops may not run again.
     """
 

@@ -1,4 +1,4 @@
-"""The states that a device can be in while a graph is executed, and the runs that lead from one to the next."""
+"""The states of a device during execution, and the runs between states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from remat_cli.core.graph import Graph, Op
 
-# How many results of each of the methods below are kept.
+# The number of cached results of each method below.
 _KEPT = 1 << 16
 
 
@@ -25,7 +25,7 @@ class DeviceState(NamedTuple):
 
 
 class _OpBits(NamedTuple):
-    """An op, with what it reads and makes as bits of tensors."""
+    """An op, with its inputs and outputs as bits of tensors."""
 
     number: int
     bit: int
@@ -34,29 +34,29 @@ class _OpBits(NamedTuple):
     workspace_bytes: int
     time: int
     recomputable: bool
-    takes: int  # the tensor whose storage its first output can take over; 0 where that saves nothing
-    shared_bytes: int  # what that saves
+    takes: int  # the tensor whose storage its first output can take over; 0 if that saves nothing
+    shared_bytes: int  # bytes saved in that way
 
 
 class StateSpace:
     """The states of a graph under a budget.
 
-    Tensors are freed only when their room is needed: more tensors in memory never hurt, as freeing takes no time. Then
-    a minimal set of tensors that makes enough room is freed; each such set leads to a state of its own. Tensors that
-    are never read again are left out of the states.
+    Tensors are freed only when their memory is needed: more tensors in memory never hurt, as freeing takes no time.
+    Then a minimal set of tensors that frees enough memory is removed; each such set leads to a state of its own.
+    Tensors that are never read again are left out of the states.
     """
 
     def __init__(self, graph: Graph, room_bytes: int) -> None:
         """Lay out a graph.
 
         Args:
-            graph: what is planned.
-            room_bytes: device memory for what ops make.
+            graph: the graph to plan.
+            room_bytes: device memory for outputs of ops.
         """
         self._room = room_bytes
         self._bit = {name: 1 << number for number, name in enumerate(graph.producer)}
         self._bytes = {bit: graph.tensors[name].bytes for name, bit in self._bit.items()}
-        # The largest first, as `_smallest_sets` requires; tensors of 0 bytes never need to go.
+        # The largest first, as `_smallest_sets` requires; tensors of 0 bytes never need to leave.
         self._sized = sorted((bit for bit, size in self._bytes.items() if size), key=lambda bit: -self._bytes[bit])
         self._runs = [self._run(number, op, graph) for number, op in enumerate(graph.ops)]
         self._outputs = self._bits(graph.outputs)
@@ -88,10 +88,12 @@ class StateSpace:
         return state.done == self._all_done and not self._outputs & ~state.live
 
     def least_time_left(self, state: DeviceState) -> int | None:
-        """Return the time of the runs that are left with unlimited memory; None if no runs lead to the end.
+        """Return the time of the remaining runs with unlimited memory.
 
-        These are the ops that have not run, and the makers of missing tensors. A run lowers this time by no more than
-        its own, so A* expands every state on a quickest way to it.
+        None if no runs lead to the end.
+
+        These are the ops that have not run, and the producers of missing tensors. A run lowers this time by no more
+        than its own time, so A* reaches every state on a shortest path.
         """
         live, done = state
         missing, time = self._outputs & ~live, 0
@@ -106,7 +108,7 @@ class StateSpace:
         return time
 
     def moves(self, state: DeviceState) -> Iterator[tuple[int, int, DeviceState]]:
-        """Yield the runs that may come next: the op's number, its time, and the state after it."""
+        """Yield the possible next runs: op number, time and next state."""
         live, done = state
         wanted = self._wanted(done)
         for run in self._runs:
@@ -119,7 +121,7 @@ class StateSpace:
                 yield run.number, run.time, DeviceState(now & self._wanted(after), after)
 
     def _memory_after(self, run: _OpBits, live: int) -> Iterator[int]:
-        """Yield what is in memory after a run, for each way to make room for it."""
+        """Yield the tensors in memory after a run, for each choice to free."""
         now = live | run.makes
         excess = self._bytes_of(now) + run.workspace_bytes - self._room
         if excess <= 0:
@@ -136,7 +138,7 @@ class StateSpace:
         return sum(size for bit, size in self._bytes.items() if bit & tensors)
 
     def _wanted(self, done: int) -> int:
-        """Return the tensors that later runs may read, reruns included."""
+        """Return the tensors that later runs may read, including reruns."""
         wanted = self._outputs
         for run in reversed(self._runs):
             if not run.bit & done or (run.recomputable and run.makes & wanted):
@@ -150,14 +152,14 @@ class StateSpace:
         for bit in reversed(bits):
             left.append(left[-1] + self._bytes[bit])
         left.reverse()
-        found = []
+        smallest = []
         # The last one taken is the smallest: if it is needed, all of them are.
         stack = [(0, excess, 0)]
         while stack:
             first, missing, taken = stack.pop()
             if missing <= 0:
-                found.append(taken)
+                smallest.append(taken)
             elif missing <= left[first]:
                 stack.append((first + 1, missing, taken))
                 stack.append((first + 1, missing - self._bytes[bits[first]], taken | bits[first]))
-        return tuple(found)
+        return tuple(smallest)

@@ -157,7 +157,7 @@ def _unpack(saved: torch.Tensor | _Handle) -> torch.Tensor:
     return saved.read() if isinstance(saved, _Handle) else saved
 
 
-class Given:
+class MovableInputs:
     """What a block is called with, of which tensors can leave for the host until the block runs again."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

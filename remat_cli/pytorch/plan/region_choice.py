@@ -23,7 +23,7 @@ from remat_cli.pytorch.plan.rehearsal import Moment
 _SECONDS = 1.0  # for a choice
 
 
-class Choice(NamedTuple):
+class ChosenPlans(NamedTuple):
     """What was chosen for the calls of regions.
 
     Attributes:
@@ -225,13 +225,13 @@ class WholeStep:
         """Return the plans at these places, one of each curve."""
         return tuple(curve[place] for curve, place in zip(self.curves, places, strict=True))
 
-    def smallest(self, free: int) -> Choice:
+    def smallest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region, so that the step has the least peak that was found; `least` is a peak."""
         chosen = self._solved(free, None)
         assert chosen is not None
         return chosen
 
-    def tightest(self, free: int) -> Choice:
+    def tightest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region, so that the step takes the least time at the least peak that was found."""
         found = self.smallest(free)
         trace = self.judged(self.at(found.places), free, found.away)
@@ -242,7 +242,7 @@ class WholeStep:
         found = self.smallest(free)
         return self.judged(self.at(found.places), free, found.away).peak_bytes
 
-    def within(self, budget: int, free: int) -> Choice | None:
+    def within(self, budget: int, free: int) -> ChosenPlans | None:
         """Choose a plan for each region, so that the step takes the least time that was found.
 
         Args:
@@ -254,7 +254,7 @@ class WholeStep:
         """
         return self._solved(free, budget)
 
-    def _solved(self, free: int, budget: int | None) -> Choice | None:
+    def _solved(self, free: int, budget: int | None) -> ChosenPlans | None:
         model = CpModel()
         taken = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
         for literals in taken:
@@ -286,7 +286,7 @@ class WholeStep:
         least = int(solver.best_objective_bound)
         if budget is not None:
             least -= sum(stalls[place] - surely[place] for place in away)
-        return Choice(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
+        return ChosenPlans(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
 
     def _inputs_at(self, moment: Moment, away: Mapping[int, Any]) -> Any:
         """Return the bytes of inputs that are there at a moment, of those that moments leave out.

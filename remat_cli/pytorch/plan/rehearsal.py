@@ -18,7 +18,7 @@ from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.ops import is_wrapper, local_part, storage_key, tensors_of
 from remat_cli.pytorch.capture.outputs import KnownGradients
-from remat_cli.pytorch.memory.hosted import Given
+from remat_cli.pytorch.memory.hosted import MovableInputs
 from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.plan.described import Described, DescribedShard, described
 
@@ -254,7 +254,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = torch._C._autograd._get_sequence_nr()
         objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
         held = [_tensors_held(thing) for thing in objects]
-        inputs = Given(args, kwargs) if self._moves else None
+        inputs = MovableInputs(args, kwargs) if self._moves else None
         self.made_by.append(
             {
                 at: maker
@@ -345,7 +345,7 @@ def checkpointed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    inputs: Given | None = None,
+    inputs: MovableInputs | None = None,
 ) -> Any:
     """Run a module in a checkpoint; its second run begins with the attributes and lists that the first began with.
 
@@ -362,7 +362,7 @@ def checkpointed(
         RunsOnce: in the backward pass, where it fails in its second run.
     """
     state = ModelState([module], values=False)
-    given, first = inputs or Given(args, kwargs), [(args, kwargs)]
+    given, first = inputs or MovableInputs(args, kwargs), [(args, kwargs)]
     device = next((part.device for part in module.parameters()), torch.device("cpu"))
 
     def run(_: torch.Tensor) -> Any:

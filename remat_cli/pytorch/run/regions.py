@@ -54,7 +54,7 @@ from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import PlanRecord, beyond, told, waited
-from remat_cli.pytorch.plan.region_choice import Choice, RegionPoint, WholeStep
+from remat_cli.pytorch.plan.region_choice import ChosenPlans, RegionPoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
 from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion
@@ -645,7 +645,7 @@ class RegionsCall:
         if plan.is_common:
             budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
 
-        def choose(step: WholeStep) -> Choice | None:
+        def choose(step: WholeStep) -> ChosenPlans | None:
             found = step.within(budget, free)
             if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
@@ -692,8 +692,8 @@ class RegionsCall:
             kind.use(frozenset(way for other, way in ways if other is kind))
 
     def _compiled_choice(
-        self, plan: _Plan, choose: Callable[[WholeStep], Choice | None], free: int
-    ) -> tuple[Choice | None, RematError | None]:
+        self, plan: _Plan, choose: Callable[[WholeStep], ChosenPlans | None], free: int
+    ) -> tuple[ChosenPlans | None, RematError | None]:
         """Choose among the plans of each region; compile what is chosen, and choose again by what that takes.
 
         Args:

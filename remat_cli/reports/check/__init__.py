@@ -1,1 +1,1 @@
-"""The report of `remat check`, in each form that somebody reads."""
+"""The report of `remat check` in all its forms."""

@@ -1,4 +1,7 @@
-"""The report of `remat check` in each form that somebody reads: programs, CI servers, pull requests, people."""
+"""The forms of the report of `remat check`.
+
+They are for programs, CI servers, pull requests and people.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from remat_cli.reports.check.phrasing import ENDINGS, conclusion, explanation, f
 from remat_cli.reports.safe_text import Report, clean, shorten
 from remat_cli.reports.terminal.layout import QUIET_STYLE, bullets
 
-# JSON: the same figures, in bytes and shares
+# JSON: the figures in bytes and shares
 
 
 def check_json(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
-    """Return the report as JSON; what there is none of is null."""
+    """Return the report as JSON; a missing figure is null."""
     summary = {
         "project": str(project.path),
         "baseline": str(project.baseline),
@@ -35,7 +38,7 @@ def check_json(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
         "models": [_outcome(outcome) for outcome in outcomes],
     }
     text = json.dumps(summary, ensure_ascii=False, indent=2, sort_keys=True)
-    # Half a surrogate pair, which a name may hold and UTF-8 may not, is written as JSON would escape it.
+    # Half a surrogate pair, which names may hold but UTF-8 may not, is escaped as in JSON.
     return f"{text}\n".encode(errors="backslashreplace")
 
 
@@ -62,17 +65,17 @@ def _outcome(outcome: CheckOutcome) -> dict[str, Any]:
     }
 
 
-# JUnit XML, which CI servers show beside the tests: one test case a model
+# JUnit XML, which CI servers show beside the tests: one test case per model
 
 _SUITE = "remat check"
-# JUnit knows no warnings, and an unreliable result must not pass.
+# JUnit has no warnings, and an unreliable result must not pass.
 _TAGS = {Verdict.FAILS: "failure", Verdict.WARNS: "failure", Verdict.ERROR: "error"}
 
 
 def check_junit(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
     """Return the report as JUnit XML.
 
-    Names may hold what XML 1.0 has no way to write; `clean` leaves none of it.
+    Names may contain characters that XML 1.0 cannot express; `clean` removes them.
     """
     tags = [_TAGS.get(outcome.verdict) for outcome in outcomes]
     counts = {
@@ -107,7 +110,7 @@ def _add_case(suite: Element, project: Project, outcome: CheckOutcome, headings:
         },
     )
     if outcome.failures:
-        # Readers take one element a case.
+        # Readers accept one element per case.
         reasons = [clean(failure.reason) for failure in outcome.failures]
         kinds = ", ".join(failure.limit for failure in outcome.failures)
         described = {"message": "; ".join(reasons), "type": kinds}
@@ -119,17 +122,20 @@ def _add_case(suite: Element, project: Project, outcome: CheckOutcome, headings:
 
 # Workflow commands: GitHub shows a failure at the model's line of the project file
 
-# What GitHub's runner reads back; "%" first.
+# Escapes that GitHub's runner decodes; "%" must come first.
 _IN_MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
 _IN_PROPERTY = (*_IN_MESSAGE, (":", "%3A"), (",", "%2C"))
 
 
 def check_github(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
-    """Return the report as an annotation for each model that does not hold, or a notice that all hold."""
+    """Return the report as GitHub annotations.
+
+    There is one for each model that does not hold, or a notice that all hold.
+    """
     failing = [outcome for outcome in outcomes if outcome.failures]
     file = clean(_from_the_top(project.path))
     lines = [_annotation(file, outcome) for outcome in failing]
-    # In a line of the log that is no command, an annotation for each failure being there.
+    # If there are failures, this is a plain line of the log, as each failure has an annotation.
     whole = "\n".join([conclusion(outcomes), *sessions(outcomes)])
     lines.append(whole if failing else _command("notice", {"title": "remat check"}, whole))
     return ("\n".join(lines) + "\n").encode()
@@ -153,7 +159,10 @@ def _escaped(text: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _from_the_top(path: Path) -> str:
-    """Return the path as seen from the top of the repository, as annotations want it."""
+    """Return the path relative to the top of the repository.
+
+    GitHub's annotations need this form.
+    """
     top = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
     whole = path.resolve()
     return (whole.relative_to(top) if whole.is_relative_to(top) else path).as_posix()
@@ -167,12 +176,15 @@ _MARKS = {
     Verdict.WARNS: "⚠️ warns",
     Verdict.ERROR: "⚠️ error",
 }
-# What Markdown or HTML would act on; inside a word, an underscore is one.
+# Characters that Markdown or HTML acts on; an underscore inside a word is harmless.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~#&@$]|(?<!\w)_|_(?!\w)")
 
 
 def check_markdown(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
-    """Return the report: a table of all models, then each failure with what would help."""
+    """Return the report as Markdown.
+
+    A table of all models comes first, then each failure with its remedies.
+    """
     headings = headers(outcomes)
     lines = [
         f"### remat check: {conclusion(outcomes)}",
@@ -202,16 +214,16 @@ def _failures(outcome: CheckOutcome) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it literally."""
     return _SPECIAL.sub(_entity, clean(text))
 
 
 def _entity(match: re.Match[str]) -> str:
-    # A backslash would do outside of tables only, and keeps no mention from being one.
+    # A backslash would work only outside of tables, and would not disable mentions.
     return f"&#{ord(match[0])};"
 
 
-# For people: one line a model, and below it why it fails and what would help
+# For people: one line per model, followed by its failures and remedies
 
 _NARROWEST_NAME = 8
 _WIDTH_OF_FILES = 100
@@ -242,7 +254,7 @@ def check_text(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
 
 
 class _Lines:
-    """One line a model, in columns as wide as they need to be; names take what is left."""
+    """One line per model, in columns; names get the remaining width."""
 
     def __init__(self, outcomes: Sequence[CheckOutcome]) -> None:
         self._outcomes = outcomes
@@ -261,7 +273,7 @@ class _Lines:
 
 
 def _in_columns(name: str, width: int, cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line of a name on the left, and figures on the right of their columns."""
+    """Return a line with a name on the left and right-aligned figures."""
     padded = [" " * (space - cell_len(cell)) + cell for cell, space in zip(cells, widths, strict=True)]
     return _GAP.join([name + " " * (width - cell_len(name)), *padded])
 

@@ -1,4 +1,7 @@
-"""Phrases of every form of the report of `remat check`: the verdict in one sentence, and a row of figures a model."""
+"""Phrases for all forms of the report of `remat check`.
+
+They are the verdict in one sentence, and a row of figures for each model.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from remat_cli.checks.check import CheckOutcome, Verdict
 from remat_cli.reports.safe_text import clean
 from remat_cli.units import format_bytes, format_share
 
-# Of the plain peak, since the baseline was written.
+# the change of the plain peak since the baseline
 _CHANGE = "change"
-# How what does not hold ends: one model, and several.
+# Verbs for models that do not hold: for one model, and for several.
 ENDINGS = {
     Verdict.FAILS: ("fails", "fail"),
     Verdict.WARNS: ("ends with a warning", "end with a warning"),
     Verdict.ERROR: ("could not be checked", "could not be checked"),
 }
-# Where an arena was asked for: of it, and resident bytes lie beside it.
+# the arena, if one was requested; resident bytes are not part of it
 _ARENA = "arena"
 _HEADINGS = ("plain peak", _CHANGE, "limit", "plan", _ARENA, "overhead")
 
 
 def conclusion(outcomes: Sequence[CheckOutcome]) -> str:
-    """Return the conclusion of a whole check, in one sentence."""
+    """State the conclusion of a whole check in one sentence."""
     total = len(outcomes)
     models = "1 model" if total == 1 else f"{total} models"
     counts = Counter(outcome.verdict for outcome in outcomes)
@@ -39,7 +42,10 @@ def conclusion(outcomes: Sequence[CheckOutcome]) -> str:
 
 
 def headers(outcomes: Sequence[CheckOutcome]) -> tuple[str, ...]:
-    """Return the headings of the figures; what changed is shown where a baseline knows any of the models."""
+    """Return the headings of the figures.
+
+    The change appears if a baseline has any of the models.
+    """
     left_out = set()
     if all(outcome.before is None for outcome in outcomes):
         left_out.add(_CHANGE)
@@ -49,7 +55,10 @@ def headers(outcomes: Sequence[CheckOutcome]) -> tuple[str, ...]:
 
 
 def figures(outcome: CheckOutcome, headings: Sequence[str]) -> list[str]:
-    """Return the figures of one model under `headings`; empty where there is none."""
+    """Return the figures of one model under `headings`.
+
+    A missing figure is empty.
+    """
     measured, before = outcome.figures, outcome.before
     if measured is None:
         return [""] * len(headings)
@@ -73,12 +82,15 @@ def _change(before: int, now: int) -> str:
 
 
 def sessions(outcomes: Sequence[CheckOutcome]) -> list[str]:
-    """Return for which sessions of a runtime the figures hold, a sentence each."""
+    """Return the runtime sessions for which the figures hold, as sentences."""
     return list(dict.fromkeys(clean(outcome.session) for outcome in outcomes if outcome.session))
 
 
 def explanation(outcome: CheckOutcome) -> str:
-    """Return why a model fails and what would help, a line each, without anything that a terminal would act on."""
+    """Return reasons and remedies of a failing model, one per line.
+
+    Characters that a terminal acts on are removed.
+    """
     lines: list[str] = []
     for failure in outcome.failures:
         lines.append(sentence(clean(failure.reason)))
@@ -87,7 +99,7 @@ def explanation(outcome: CheckOutcome) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a reason or remedy as a sentence of its own."""
-    # What begins with a name or key of the user's is left as it is written.
+    """Turn a reason or remedy into a sentence."""
+    # A name or key at the start keeps its spelling.
     is_word = text[:1].isalpha() and text.split(maxsplit=1)[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text) + ("" if text.endswith((".", "!", "?")) else ".")

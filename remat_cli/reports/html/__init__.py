@@ -1,1 +1,1 @@
-"""The HTML report: one page that holds everything it needs."""
+"""The HTML report: a single self-contained page."""

@@ -1,4 +1,7 @@
-"""The arena as a picture: time across, addresses up, a rectangle for everything that lies there."""
+"""The arena as a picture: time across, addresses up.
+
+Each tensor or workspace is a rectangle.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from remat_cli.reports.timeline import Run
 from remat_cli.units import format_bytes
 
 _LONGEST_NAME = 120
-# Rectangles that are drawn, the largest first: more cannot be told apart.
+# The largest number of rectangles, largest first: more would be indistinguishable.
 _MOST = 5_000
 _WIDTH, _HEIGHT = 960, 320
-# As in the style sheet.
+# the same colours as in the style sheet
 _COLOURS = {"plan": "#2f6fde", "again": "#c02a86", "host": "#0b8a7d", "input": "#8a94a0", "workspace": "#c05f00"}
 
 
 @dataclass(frozen=True)
 class _Lying:
-    """Something in the arena: when in time, where in bytes, how it is coloured, and its name."""
+    """A rectangle in the arena: its time, bytes, colour and name."""
 
     start: int
     end: int
@@ -35,7 +38,7 @@ class _Lying:
 
 
 def arena_section(run: Run | None, arena: Arena | None) -> str:
-    """Return the part of the page that shows the arena of a run; empty without one."""
+    """Return the section of the page on a run's arena, if any."""
     if run is None or arena is None or not arena.bytes:
         return ""
     lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
@@ -53,15 +56,15 @@ def arena_section(run: Run | None, arena: Arena | None) -> str:
 
 def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
     addresses = {(address.step, address.tensor): address for address in arena.addresses}
-    # What is there at the start, or made by the first step, begins at 0; a step begins where the one before it ends.
+    # Tensors at the start, or of the first step, begin at 0; a step begins at the end of the step before.
     times = (0, *run.trace.times, run.trace.times[-1])
-    needed, made = needed_by(run.graph, run.schedule), set[str]()
+    needed, produced = needed_by(run.graph, run.schedule), set[str]()
     for (step, tensor), buffer in sorted(
         zip(needed.things, needed.buffers, strict=True), key=lambda each: each[1].lower
     ):
-        colour = _colour(run, step, tensor, made)
+        colour = _colour(run, step, tensor, produced)
         if tensor is not None:
-            made.add(tensor)
+            produced.add(tensor)
         op = run.schedule.steps[step] if step != AT_START else None
         owner = op.op if isinstance(op, Compute | Inplace) else ""
         name = f"workspace of {owner}" if tensor is None else tensor
@@ -70,18 +73,21 @@ def _lying(run: Run, arena: Arena) -> Iterator[_Lying]:
         yield _Lying(start, end, address.offset, buffer.size, colour, name, address.bank)
 
 
-def _colour(run: Run, step: int, tensor: str | None, made: set[str]) -> str:
+def _colour(run: Run, step: int, tensor: str | None, produced: set[str]) -> str:
     if tensor is None:
         return "workspace"
     if step == AT_START:
         return "input"
     if isinstance(run.schedule.steps[step], Prefetch):
         return "host"
-    return "again" if tensor in made else "plan"
+    return "again" if tensor in produced else "plan"
 
 
 def arena_svg(run: Run, arena: Arena) -> str:
-    """Return the picture of an arena as a file of its own, in the colours that light pages have."""
+    """Return the picture of an arena as a separate SVG file.
+
+    Its colours are those of light pages.
+    """
     lying = sorted(_lying(run, arena), key=lambda each: -(each.end - each.start) * each.size)
     colours = "".join(f".{name}{{fill:{colour}}}" for name, colour in _COLOURS.items())
     starts = arena.bank_starts
@@ -96,7 +102,7 @@ def arena_svg(run: Run, arena: Arena) -> str:
 
 
 def _panels(lying: list[_Lying], run: Run, arena: Arena) -> str:
-    """Return a picture of the block, or one of each bank under its name."""
+    """Return a picture of the block, or of each bank under its name."""
     if not arena.banks:
         return _picture(lying, run, arena.bytes, "The arena")
     panels = []

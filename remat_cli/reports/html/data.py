@@ -1,6 +1,6 @@
-"""Runs as the HTML report carries them: compact JSON that its script decodes.
+"""Runs for the HTML report, as compact JSON for its script.
 
-Ops, tensors and moments are numbered; what grows along a list is written as differences. 10,000 ops come to about 2 MB.
+Ops, tensors and moments are numbered; growing lists are written as differences. 10,000 ops take about 2 MB.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LONGEST_TYPE = 40
 
 
 def script_data(stories: Mapping[str, Story], budget_bytes: int | None) -> str:
-    """Return runs of one graph as JSON that can stand in a `<script>` element.
+    """Return runs of one graph as JSON for a `<script>` element.
 
     Args:
-        stories: each run by what it is called; the plain run first.
-        budget_bytes: what the last run should keep to; None without.
+        stories: runs by name, the plain run first.
+        budget_bytes: budget of the last run; None without one.
     """
     graph = next(iter(stories.values())).run.graph
     names = [*graph.inputs, *(name for op in graph.ops for name in op.outputs)]
@@ -38,7 +38,7 @@ def script_data(stories: Mapping[str, Story], budget_bytes: int | None) -> str:
         "tensors": _tensors(graph, names),
         "runs": [{"label": label, **_run(story, names, numbers)} for label, story in stories.items()],
     }
-    # Nothing in a name can end the element that this stands in, or open a comment there.
+    # No name can end the script element, or open a comment there.
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
 
 
@@ -59,7 +59,7 @@ def _tensors(graph: Graph, names: Sequence[str]) -> dict[str, Any]:
     outputs = set(graph.outputs)
     producers = [graph.producer[name].name if name in graph.producer else None for name in names]
     return {
-        # Most often a tensor has the name of its op: 0 stands for that.
+        # Mostly a tensor has the name of its op: 0 means that.
         "names": [0 if name == op else shorten(name, _LONGEST_NAME) for name, op in zip(names, producers, strict=True)],
         "bytes": [graph.tensors[name].bytes for name in names],
         "kinds": kinds,
@@ -70,7 +70,7 @@ def _tensors(graph: Graph, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(tensor: Tensor) -> str:
-    """Return data type, shape and whose view it is: "float32 8 × 64 × 128"."""
+    """Describe data type, shape and base of a view: "float32 8 × 64 × 128"."""
     shape = None if tensor.shape is None else " × ".join(map(str, tensor.shape)) or "scalar"
     view = None if tensor.view_of is None else f"view of {shorten(tensor.view_of, _LONGEST_NAME)}"
     return shorten(", ".join(part for part in (clean(tensor.dtype or ""), shape, view) if part), 2 * _LONGEST_NAME)
@@ -93,13 +93,14 @@ def _run(story: Story, names: Sequence[str], numbers: Mapping[str, int]) -> dict
         ],
         "stays": [number for name in names for number in _written(story.stays.get(name, ()))],
         "link": [
-            {"label": way, "transfers": _spans(transfers, numbers)} for way, transfers in queues(story.run).items()
+            {"label": direction, "transfers": _spans(transfers, numbers)}
+            for direction, transfers in queues(story.run).items()
         ],
     }
 
 
 def _spans(transfers: Sequence[Transfer], numbers: Mapping[str, int]) -> list[int]:
-    """Return three numbers for each transfer: time since the one before, time that it takes, and its tensor."""
+    """Return three numbers per transfer: pause before, duration, tensor."""
     spans: list[int] = []
     end = 0
     for transfer in transfers:
@@ -109,7 +110,10 @@ def _spans(transfers: Sequence[Transfer], numbers: Mapping[str, int]) -> list[in
 
 
 def _written(stays: Sequence[Stay]) -> list[int]:
-    """Return the number of stays, then seven numbers for each; 0 stands for what there is none of."""
+    """Return the number of stays, then seven numbers for each.
+
+    0 means absent.
+    """
     numbers = [len(stays)]
     end = 0
     for stay in stays:
@@ -132,7 +136,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def _distinct(texts: Iterable[str]) -> tuple[list[str], list[int]]:
-    """Return the different texts, and the number of each."""
+    """Return the distinct texts, and the number of each text."""
     numbers: dict[str, int] = {}
-    found = [numbers.setdefault(text, len(numbers)) for text in texts]
-    return list(numbers), found
+    places = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return list(numbers), places

@@ -1,7 +1,7 @@
-"""Lifetimes of tensors in a run: when each is in memory, which ops read it, why it is evicted and comes back.
+"""Lifetimes of tensors in a run, with their reads and returns.
 
-Time is counted in *moments*: the steps of a schedule without the frees. A free takes no time; what it frees is gone
-from the next moment on.
+They also say why a tensor is evicted and comes back. Time is counted in *moments*: the steps of a schedule without the
+frees. A free takes no time; its tensor is gone from the next moment on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Doing(IntEnum):
-    """What the device does in a moment."""
+    """The device's activity in a moment."""
 
     FIRST_RUN = 0
     RERUN = 1
@@ -32,7 +32,7 @@ class Doing(IntEnum):
 
 
 class Arrival(IntEnum):
-    """How a tensor came into memory."""
+    """The way in which a tensor came into memory."""
 
     MADE = 0
     RECOMPUTED = 1
@@ -41,17 +41,17 @@ class Arrival(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One stay of a tensor in device memory; all in moments.
+    """A tensor's stay in device memory; all times are moments.
 
     Attributes:
-        start: in which it comes into memory.
-        end: from which on it is gone; the number of moments where it stays to the end.
-        arrival: how it came.
-        first_read: of the first op that reads it; None where no op does.
-        last_read: of the last one.
-        offload: in which its copy to the host is issued; None where it is not.
-        taken_over: the op of moment `end` works in place on its storage.
-        fullest: of the largest memory until it comes back; None where it does not.
+        start: moment in which it comes into memory.
+        end: moment from which on it is gone; the number of moments if it stays to the end.
+        arrival: the way in which it came.
+        first_read: moment of its first reader; None without one.
+        last_read: moment of its last reader; None without one.
+        offload: moment of its copy to the host; None without one.
+        taken_over: whether the op of moment `end` works in place on its storage.
+        fullest: moment of the largest memory until it comes back; None if it does not.
     """
 
     start: int
@@ -66,7 +66,7 @@ class Stay:
 
 @dataclass(frozen=True, eq=False)
 class Story:
-    """A run, told in moments.
+    """A run, divided into moments.
 
     Attributes:
         run: the run.
@@ -81,7 +81,7 @@ class Story:
 
     @cached_property
     def doing(self) -> tuple[Doing, ...]:
-        """[M] what the device does."""
+        """[M] activity of the device in each moment."""
         reruns = set(self.run.recomputing)
         return tuple(
             Doing.RERUN if index in reruns else _DOING[type(self.run.schedule.steps[index])] for index in self.steps
@@ -89,14 +89,14 @@ class Story:
 
     @cached_property
     def memory(self) -> NDArray[np.int64]:
-        """[M] device memory while each moment lasts, in bytes."""
+        """[M] device memory during each moment, in bytes."""
         import numpy as np
 
         return np.array(self.run.trace.memory_bytes, dtype=np.int64)[np.array(self.steps, dtype=np.int64) + 1]
 
     @cached_property
     def durations(self) -> NDArray[np.int64]:
-        """[M] time that the compute stream spends in each moment; they follow each other without a gap."""
+        """[M] time of the compute stream in each moment, without gaps."""
         import numpy as np
 
         times = np.array(self.run.trace.times, dtype=np.int64)
@@ -104,7 +104,7 @@ class Story:
 
     @cached_property
     def stays(self) -> Mapping[str, tuple[Stay, ...]]:
-        """The stays of each tensor that some op makes, in order."""
+        """The stays of each tensor that an op produces, in order."""
         touched = _Touched(self.run)
         return {
             name: tuple(self._stay(name, number, lifetimes, touched) for number in range(len(lifetimes)))
@@ -113,9 +113,9 @@ class Story:
 
     @cached_property
     def served(self) -> Mapping[int, int]:
-        """For each moment that recomputes an op: when its result is first read.
+        """For each recomputing moment, the moment of its first read.
 
-        Where the reader is recomputed, too, the first run that the whole chain of recomputations serves.
+        If the reader is recomputed, too, this is the first run that the whole chain of recomputations serves.
         """
         wanted: dict[int, int] = {}
         for stays in self.stays.values():
@@ -129,7 +129,7 @@ class Story:
         return served
 
     def _moment(self, step: int) -> int:
-        """Return the moment of a step; of a free, the one after it."""
+        """Return the moment of a step; for a free, the next moment."""
         return bisect_left(self.steps, step)
 
     def _stay(self, name: str, number: int, lifetimes: Sequence[Lifetime], touched: _Touched) -> Stay:
@@ -153,7 +153,10 @@ class Story:
         return None if step is None else self._moment(step)
 
     def _fullest(self, start: int, end: int) -> int | None:
-        """Return the moment of the largest memory in [start, end); None where that is empty."""
+        """Return the moment of largest memory in [start, end), or None.
+
+        None: the range is empty.
+        """
         return start + int(self.memory[start:end].argmax()) if start < end else None
 
 
@@ -167,7 +170,10 @@ _DOING: Mapping[type[Step], Doing] = {
 
 
 class _Touched:
-    """The steps that read or offload each stay; a stay is known by its tensor and its number."""
+    """The steps that read or offload each stay.
+
+    A stay is identified by its tensor and its number.
+    """
 
     def __init__(self, run: Run) -> None:
         self.first_read: dict[tuple[str, int], int] = {}
@@ -189,14 +195,14 @@ class _Touched:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """An op, or all ops of a type, that a run runs more than once.
+    """An op, or all ops of a type, with reruns.
 
     Attributes:
-        name: of the op or type.
+        name: name of the op or type.
         ops: number of ops.
-        runs: beyond the first of each.
-        time: of those runs.
-        bytes: that those runs recompute.
+        runs: number of reruns.
+        time: time of the reruns.
+        bytes: bytes that the reruns recompute.
     """
 
     name: str
@@ -207,19 +213,19 @@ class Rerun:
 
 
 def reruns_by_op(run: Run) -> list[Rerun]:
-    """Return the ops that are run again, those that take the most extra time first."""
+    """Return the ops with reruns, most extra time first."""
     tensors = run.graph.tensors
-    found = []
+    reruns = []
     for op in run.graph.ops:
         extra = run.trace.runs[op.name] - 1
         if extra > 0:
-            made = sum(tensors[name].bytes for name in op.outputs)
-            found.append(Rerun(op.name, 1, extra, extra * op.time, extra * made))
-    return sorted(found, key=lambda rerun: -rerun.time)
+            output_bytes = sum(tensors[name].bytes for name in op.outputs)
+            reruns.append(Rerun(op.name, 1, extra, extra * op.time, extra * output_bytes))
+    return sorted(reruns, key=lambda rerun: -rerun.time)
 
 
 def reruns_by_type(run: Run) -> list[Rerun]:
-    """Return the types of the ops that are run again, those that take the most extra time first."""
+    """Return the types of the ops with reruns, most extra time first."""
     types: dict[str, list[Rerun]] = {}
     for rerun in reruns_by_op(run):
         types.setdefault(run.graph.op[rerun.name].type, []).append(rerun)

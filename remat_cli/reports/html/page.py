@@ -1,6 +1,7 @@
-"""The HTML report: one file that holds everything it needs, asks no network for anything, and is the same every time.
+"""The HTML report: one self-contained file, the same every time.
 
-Tables are plain HTML and need no script; the script in `assets` draws the charts from `script_data`.
+The file needs no network. Tables are plain HTML and need no script; the script in `assets` draws the charts from
+`script_data`.
 """
 
 from __future__ import annotations
@@ -45,28 +46,28 @@ _MOST_OPS = 15
 _MOST_TYPES = 12
 _MOST_TENSORS = 12
 _SCRIPTS = ("format.js", "model.js", "phrasing.js", "view.js", "main.js")
-# Of the chart that stands in for the drawn ones where there is no script.
+# The size of the chart that replaces the drawn ones without script.
 _COLUMNS, _HEIGHT = 480, 120
 _TONES = {Status.OPTIMAL: "good", Status.FEASIBLE: "good", Status.INFEASIBLE: "bad", Status.UNKNOWN: "open"}
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a report shows.
+    """The content of a report.
 
     Attributes:
-        title: of the page.
-        facts: labels and values: what was planned, and how.
+        title: title of the page.
+        facts: labels and values on graph, planner and budget.
         verdict: the result in one sentence.
-        tone: of the verdict: "good", "bad" or "open".
-        advice: titles and sentences: why there is no plan, and what could be done.
-        rows: of the table that sets the run against the plain run.
+        tone: tone of the verdict: "good", "bad" or "open".
+        advice: titles and sentences: reasons and remedies without a plan.
+        rows: rows of the table that compares the run with the plain run.
         plain: the plain run.
-        run: what it is compared with; None where there is nothing.
-        name: of `run`, for people.
-        budget_bytes: what `run` should keep to; None without.
-        notes: what the user should know.
-        arena: where everything in `run` lies; None where no addresses are known.
+        run: the run to compare with the plain run; None without one.
+        name: name of `run`, for people.
+        budget_bytes: budget of `run`; None without one.
+        notes: remarks for the user.
+        arena: the arena of `run`; None without addresses.
     """
 
     title: str
@@ -84,7 +85,7 @@ class Page:
 
 
 def plan_page(planning: Planning) -> bytes:
-    """Return the HTML report of `remat plan`, with a plan or without."""
+    """Return the HTML report of `remat plan`, even without a plan."""
     solution, prepared = planning.solution, planning.prepared
     name, run = shown_run(solution)
     advice = {
@@ -110,13 +111,15 @@ def plan_page(planning: Planning) -> bytes:
 
 
 def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budget_bytes: int | None) -> bytes:
-    """Return the HTML report of a schedule that replays; it may still exceed the budget.
+    """Return the HTML report of a valid schedule.
+
+    The schedule may still exceed the budget.
 
     Args:
         prepared: the graph that the schedule is for.
-        file: the schedule, and what its file says of it.
-        trace: what the simulator measured.
-        budget_bytes: what the schedule should keep to; None where that is not known.
+        file: content of the schedule file.
+        trace: the simulator's measurement.
+        budget_bytes: budget of the schedule; None if unknown.
     """
     graph = prepared.graph
     plain, run = Run.plain(graph), Run(graph, file.schedule, trace)
@@ -153,7 +156,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
 
 
 def _bound_rows(file: ScheduleFile, plain: Run, run: Run) -> list[Row]:
-    """Return the bound that a schedule file states, and the gap between its plan and that bound."""
+    """Return rows with the bound that a schedule file states, and the gap."""
     if file.bound_overhead is None:
         return []
     gap = max(0.0, share_over(run.trace.time, plain.trace.time) - file.bound_overhead)
@@ -203,7 +206,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return a policy under which this style and this script are all that can ever load or run."""
+    """Return a content policy that allows only this style and script."""
 
     def hashed(content: str) -> str:
         return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
@@ -227,13 +230,16 @@ def _bullets(title: str, sentences: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Markup:
-    """A cell that is written as it stands."""
+    """A cell with literal HTML."""
 
     html: str
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[Cell | _Markup]], *, right: Sequence[int] = ()) -> str:
-    """Return a table; the first cell of a row is its header, and `right` numbers the right-aligned columns."""
+    """Return a table.
+
+    The first cell of a row is its header, and `right` has the numbers of right-aligned columns.
+    """
 
     def cell(number: int, value: Cell | _Markup, tag: str, scope: str = "") -> str:
         content = value.html if isinstance(value, _Markup) else _text(value)
@@ -253,13 +259,13 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[Cell | _Markup]], *, 
 
 
 def _name(name: str, op: int | None = None, output: int | None = None) -> _Markup:
-    """Return a name; the script makes it lead to the tensors of that op, or to one of them."""
+    """Return a name that the script links to its op's tensors."""
     to = ("" if op is None else f" data-op={op}") + ("" if output is None else f" data-output={output}")
     return _Markup(f"<span class=name{to}>{_text(shorten(name, _LONGEST_IN_TABLE))}</span>")
 
 
 def _overhead(run: Run | None) -> str:
-    """Return the section on reruns and their cost: by type and by op."""
+    """Return the section on reruns and their cost, by type and by op."""
     if run is None:
         return ""
     by_op, by_type = reruns_by_op(run), reruns_by_type(run)
@@ -310,7 +316,7 @@ def _share_bar(share: float) -> str:
 
 
 def _largest(plain: Run, run: Run | None) -> str:
-    """Return what fills the plain run's peak, and what the plan does about it."""
+    """Return the tensors at the plain run's peak, and their fate."""
     graph, tensors = plain.graph, tensors_at_peak(plain, run)
     at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_NAME)}"
     shown, rest = tensors[:_MOST_TENSORS], tensors[_MOST_TENSORS:]
@@ -339,7 +345,7 @@ def _largest(plain: Run, run: Run | None) -> str:
 
 
 def _moved(run: Run | None) -> str:
-    """Return what a run moves to the host; nothing where there is no such thing."""
+    """Return the tensors that a run moves to the host, if any."""
     moved = [] if run is None else moved_tensors(run)
     if run is None or not moved:
         return ""
@@ -373,7 +379,10 @@ def _stays_bar(run: Run, tensor: PeakTensor) -> str:
 
 
 def _spans_bar(run: Run, spans: Sequence[Lifetime], style: Callable[[int], str]) -> str:
-    """Return a bar over the time of a run, filled in each span; `style` is that of the span of a number."""
+    """Return a bar over the time of a run, filled in each span.
+
+    `style` gives the style of each span by number.
+    """
     begins = run.durations.cumsum().tolist()
     scale = 1000 / max(1, run.total)
     rects = "".join(
@@ -385,7 +394,7 @@ def _spans_bar(run: Run, spans: Sequence[Lifetime], style: Callable[[int], str])
 
 
 def _still(page: Page) -> str:
-    """Return memory over time as a picture that needs no script."""
+    """Return a picture of memory over time that needs no script."""
     runs = [("plain", page.plain)] + ([("plan", page.run)] if page.run is not None else [])
     total = max(run.total for _, run in runs)
     top = max(1, *(run.trace.peak_bytes for _, run in runs))

@@ -1,1 +1,4 @@
-"""Reports on a terminal: functions that return rich renderables and print nothing."""
+"""Terminal reports: functions that return rich renderables.
+
+They print nothing.
+"""

@@ -1,4 +1,4 @@
-"""What `remat allocate` reports."""
+"""The report of `remat allocate`."""
 
 from __future__ import annotations
 
@@ -22,77 +22,88 @@ if TYPE_CHECKING:
     from remat_cli.core.arena import Bank
 
 
-def allocation_report(found: Allocation, title: str, *, capacity: int | None, written: Path | None) -> Report:
+def allocation_report(allocation: Allocation, title: str, *, capacity: int | None, written: Path | None) -> Report:
     """Return the report of `remat allocate`.
 
     Args:
-        found: what the search came to.
-        title: what was placed.
-        capacity: largest arena that was asked for, in bytes; None: the smallest.
-        written: the file with the addresses; None where none was written.
+        allocation: the result of the search.
+        title: name of the buffers or schedule.
+        capacity: requested capacity of the arena, in bytes; None for the smallest arena.
+        written: the file with the addresses; None if none was written.
     """
     asked = "the smallest" if capacity is None else f"at most {_exactly(capacity)}"
     rows: list[list[Cell]] = []
-    if found.bytes is not None:
-        rows.append(["arena", _exactly(found.bytes), "all that is in memory together lies apart"])
-    rows.append(["bound", _exactly(found.bound_bytes), f"no arena is smaller; {_proof(found.basis)}"])
-    if found.bytes is not None and found.bytes > found.bound_bytes:
-        gap = format_share(found.bytes / found.bound_bytes - 1)
+    if allocation.bytes is not None:
+        rows.append(["arena", _exactly(allocation.bytes), "all that is in memory together lies apart"])
+    rows.append(["bound", _exactly(allocation.bound_bytes), f"no arena is smaller; {_proof(allocation.basis)}"])
+    if allocation.bytes is not None and allocation.bytes > allocation.bound_bytes:
+        gap = format_share(allocation.bytes / allocation.bound_bytes - 1)
         rows.append(["gap", gap, "the most that a better arrangement could save"])
-    rows.append(["status", Text(found.status.value, STATUS_STYLES[found.status]), _in_words(found, capacity)])
+    rows.append(
+        ["status", Text(allocation.status.value, STATUS_STYLES[allocation.status]), _in_words(allocation, capacity)]
+    )
     facts_shown: list[tuple[str, Cell]] = [("placed", clean(title)), ("asked for", asked)]
     if written is not None:
         facts_shown.append(("written", clean(str(written))))
     return Report(facts(facts_shown), indented(columns(["", "", ""], rows, right=(1,))))
 
 
-def allocation_summary(found: Allocation, *, capacity: int | None) -> dict[str, Any]:
+def allocation_summary(allocation: Allocation, *, capacity: int | None) -> dict[str, Any]:
     """Return the summary of `remat allocate`."""
     return {
-        "status": str(found.status),
+        "status": str(allocation.status),
         "capacity_bytes": capacity,
-        "arena_bytes": found.bytes,
-        "bound_bytes": found.bound_bytes,
-        "basis": str(found.basis),
-        "interrupted": found.interrupted,
+        "arena_bytes": allocation.bytes,
+        "bound_bytes": allocation.bound_bytes,
+        "basis": str(allocation.basis),
+        "interrupted": allocation.interrupted,
     }
 
 
-def banks_report(found: BankAllocation, title: str, *, banks: Sequence[Bank], written: Path | None) -> Report:
-    """Return the report of `remat allocate --bank`; arguments as of `allocation_report`."""
+def banks_report(allocation: BankAllocation, title: str, *, banks: Sequence[Bank], written: Path | None) -> Report:
+    """Return the report of `remat allocate --bank`.
+
+    Arguments are as for `allocation_report`.
+    """
     rows: list[list[Cell]] = []
     for index, bank in enumerate(banks):
         said = f"of {_exactly(bank.bytes)}, speed {float(bank.speed):g}"
-        used = "" if found.used is None else format_bytes(found.used[index])
+        used = "" if allocation.used is None else format_bytes(allocation.used[index])
         rows.append([clean(bank.name), used, said])
-    if found.time is not None:
-        rows.append(["time", format_bytes(round(found.time)), "to move all bytes, in bytes of the first bank"])
+    if allocation.time is not None:
+        rows.append(["time", format_bytes(round(allocation.time)), "to move all bytes, in bytes of the first bank"])
         rows.append(
-            ["bound", format_bytes(round(found.bound)), f"no choice of banks takes less; {_proof(found.basis)}"]
+            [
+                "bound",
+                format_bytes(round(allocation.bound)),
+                f"no choice of banks takes less; {_proof(allocation.basis)}",
+            ]
         )
-        if found.time > found.bound:
-            gap = format_share(float(found.time / found.bound - 1))
+        if allocation.time > allocation.bound:
+            gap = format_share(float(allocation.time / allocation.bound - 1))
             rows.append(["gap", gap, "the most that a better choice could save"])
-    rows.append(["status", Text(found.status.value, STATUS_STYLES[found.status]), _BANKS_IN_WORDS[found.status]])
+    rows.append(
+        ["status", Text(allocation.status.value, STATUS_STYLES[allocation.status]), _BANKS_IN_WORDS[allocation.status]]
+    )
     facts_shown: list[tuple[str, Cell]] = [("placed", clean(title)), ("asked for", "the least time to move all bytes")]
     if written is not None:
         facts_shown.append(("written", clean(str(written))))
     return Report(facts(facts_shown), indented(columns(["", "", ""], rows, right=(1,))))
 
 
-def banks_summary(found: BankAllocation, *, banks: Sequence[Bank]) -> dict[str, Any]:
+def banks_summary(allocation: BankAllocation, *, banks: Sequence[Bank]) -> dict[str, Any]:
     """Return the summary of `remat allocate --bank`."""
-    used = found.used or (None,) * len(banks)
+    used = allocation.used or (None,) * len(banks)
     return {
-        "status": str(found.status),
+        "status": str(allocation.status),
         "banks": [
             {"name": bank.name, "bytes": bank.bytes, "speed": float(bank.speed), "used_bytes": bytes_used}
             for bank, bytes_used in zip(banks, used, strict=True)
         ],
-        "traffic_time": None if found.time is None else float(found.time),
-        "bound_traffic_time": float(found.bound),
-        "basis": str(found.basis),
-        "interrupted": found.interrupted,
+        "traffic_time": None if allocation.time is None else float(allocation.time),
+        "bound_traffic_time": float(allocation.bound),
+        "basis": str(allocation.basis),
+        "interrupted": allocation.interrupted,
     }
 
 
@@ -113,8 +124,8 @@ def _exactly(size: int) -> str:
     return f"{format_bytes(size)} ({size:,} bytes)"
 
 
-def _in_words(found: Allocation, capacity: int | None) -> str:
-    match found.status:
+def _in_words(allocation: Allocation, capacity: int | None) -> str:
+    match allocation.status:
         case Status.OPTIMAL:
             return "no arena is smaller"
         case Status.FEASIBLE if capacity is None:

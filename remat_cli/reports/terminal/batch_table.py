@@ -1,4 +1,4 @@
-"""The report of `remat batch`, when all jobs have ended."""
+"""The final report of `remat batch`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, sec
 from remat_cli.units import format_bytes, format_names, format_share
 
 _LONGEST_LABEL = 30
-# So many jobs, and so many failures, are told one by one.
+# The largest numbers of jobs, and of failures, shown one by one.
 _MOST_ROWS = 500
 _MOST_REASONS = 20
 _MOST_NAMED = 3
-# How a graph was read: the places in a row.
+# Columns on reading a graph: their places in a row.
 _READ_AS = {"mode": 1, "dims": 2}
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What came of a batch.
+    """The results of a batch.
 
     Attributes:
-        lines: of the jobs that have ended, in the order in which they were asked for.
-        jobs: number of jobs that were asked for.
-        graphs: number of graphs that they are on.
-        resumed: how many of the lines are of an earlier run.
-        results: the file that they are in; None where there is none.
-        schedules: the folder of the schedules; None where none were written.
-        absent_dims: dims that were given for many graphs, and the graphs that do not have them.
+        lines: lines of the finished jobs, in the order of the request.
+        jobs: number of requested jobs.
+        graphs: number of their graphs.
+        resumed: number of lines from an earlier run.
+        results: the file of results; None without one.
+        schedules: the folder of the schedules; None if none were written.
+        absent_dims: dims given for many graphs, with the graphs that lack them.
     """
 
     lines: Sequence[JobLine]
@@ -49,7 +49,7 @@ class BatchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether jobs are left that have not ended."""
+        """Whether jobs are unfinished."""
         return len(self.lines) < self.jobs
 
     @property
@@ -60,7 +60,10 @@ class BatchResult:
 
 
 def batch_report(result: BatchResult) -> Report:
-    """Return the report of `remat batch`: a line a job, and why some have no plan."""
+    """Return the report of `remat batch`: a line per job, and failures.
+
+    The failures say why a job has no plan.
+    """
     planned = sum(line.peak_bytes is not None for line in result.lines)
     style = "green" if planned == result.jobs else "red" if not planned else "yellow"
     verdict = f"{planned:,} of {result.jobs:,} {'job has' if result.jobs == 1 else 'jobs have'} a plan."
@@ -71,7 +74,7 @@ def batch_report(result: BatchResult) -> Report:
     more = len(result.lines) - len(rows)
     headers = ["graph", "mode", "dims", "budget", "", "config", "status", "peak", "overhead"]
     return Report(
-        facts([*_facts(result), *_alike(rows)]),
+        facts([*_facts(result), *_shared_facts(rows)]),
         Text(verdict, f"bold {style}"),
         *([_table(headers, rows)] if rows else []),
         *([Text(f"and {more:,} more, which are in the results")] if more > 0 else []),
@@ -82,7 +85,10 @@ def batch_report(result: BatchResult) -> Report:
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> RenderableType:
-    """Return a line a job; mode and dims in columns only where they are not the same of all."""
+    """Return a table with a line per job.
+
+    Mode and dims have columns only if they differ between jobs.
+    """
     shown = [number for number, header in enumerate(headers) if header not in _READ_AS or _differs(header, rows)]
     right = {headers.index("budget"), headers.index("budget") + 1, headers.index("peak"), headers.index("overhead")}
     return columns(
@@ -92,8 +98,8 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Renderable
     )
 
 
-def _alike(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
-    """Return mode and dims where they are the same of all graphs."""
+def _shared_facts(rows: Sequence[Sequence[Cell]]) -> list[tuple[str, Cell]]:
+    """Return the mode and dims shared by all graphs."""
     said = {header: next((row[place] for row in rows if row[place]), "") for header, place in _READ_AS.items()}
     return [(header, cell) for header, cell in said.items() if cell and not _differs(header, rows)]
 
@@ -119,7 +125,10 @@ def _jobs(result: BatchResult) -> str:
 
 
 def _short_names(lines: Sequence[JobLine]) -> dict[str, str]:
-    """Return what each graph is called in the table: the name of its file, where that tells it from the others."""
+    """Return the name of each graph for the table.
+
+    This is the name of its file, if unique.
+    """
     graphs = list(dict.fromkeys(line.graph for line in lines))
     count = Counter(Path(graph).name for graph in graphs)
     return {graph: Path(graph).name if count[Path(graph).name] == 1 else graph for graph in graphs}
@@ -140,7 +149,7 @@ def _row(line: JobLine, graph: str) -> list[Cell]:
 
 
 def _reasons(failed: Sequence[JobLine]) -> list[str]:
-    """Return the failures, each reason once, with its jobs."""
+    """Return each reason of failure once, with its jobs."""
     jobs: dict[str, list[str]] = {}
     for line in failed:
         hint = f" ({line.hint})" if line.hint else ""
@@ -160,7 +169,10 @@ def _left(result: BatchResult) -> str:
 
 
 def batch_summary(result: BatchResult) -> dict[str, Any]:
-    """Return the summary of `remat batch`: the lines of the results, and how many jobs ended in which way."""
+    """Return the summary of `remat batch`.
+
+    It has the lines of the results, and the number of jobs by status.
+    """
     return {
         "jobs": result.jobs,
         "done_before": result.resumed,

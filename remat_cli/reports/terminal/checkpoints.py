@@ -1,4 +1,7 @@
-"""The report of `remat plan --as checkpoints`: what to wrap, what it costs, and what the free plan would take."""
+"""The report of `remat plan --as checkpoints`.
+
+It shows the modules to wrap, their costs, and those of the free plan.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def _row(label: str, peak: int, overhead: float) -> list[Cell]:
 
 
 def ranges(wrapped: Wrapped) -> list[str]:
-    """Return the modules with those in a row put together: "blocks.0 to blocks.5 (6 × Block)"."""
+    """Merge neighbouring modules: "blocks.0 to blocks.5 (6 × Block)"."""
     runs: list[list[tuple[str, str]]] = []
     for path, kind in zip(wrapped.paths, wrapped.kinds, strict=True):
         if runs and kind == runs[-1][-1][1] and _follows(runs[-1][-1][0], path):
@@ -103,7 +106,7 @@ def ranges(wrapped: Wrapped) -> list[str]:
 
 
 def _follows(one: str, other: str) -> bool:
-    """Tell whether two paths differ in one number only, which is one higher in the second."""
+    """Tell whether two paths differ only in one number, higher by one."""
     first, second = one.split("."), other.split(".")
     apart = [(a, b) for a, b in zip(first, second, strict=False) if a != b]
     if len(first) != len(second) or len(apart) != 1:

@@ -1,4 +1,7 @@
-"""The report of `remat compare`: planners side by side on each graph and at each budget."""
+"""The report of `remat compare`: planners side by side.
+
+They are compared on each graph and at each budget.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ _BEST = "*"
 
 @dataclass(frozen=True)
 class Contest:
-    """The planners on one graph.
+    """The planners' results on one graph.
 
     Attributes:
-        path: of the graph, as it was given.
+        path: path of the graph as given.
         prepared: the graph.
-        sweep: what each planner came to; no plan is taken over from another budget.
+        sweep: each planner's results; no plan is taken over from another budget.
     """
 
     path: str
@@ -46,11 +49,11 @@ class Contest:
 
 @dataclass(frozen=True)
 class _Case:
-    """The planners on one graph at one budget: those that were asked.
+    """The planners' results on one graph at one budget.
 
     Attributes:
         budget_bytes: the budget.
-        points: each planner's.
+        points: result of each planner that was asked.
     """
 
     budget_bytes: int
@@ -58,26 +61,32 @@ class _Case:
 
     @property
     def status(self) -> Status:
-        """Feasible where any planner has a plan; else infeasible where all prove that they have none; else unknown."""
+        """Feasible with any plan; infeasible if all prove that none fits.
+
+        Otherwise unknown.
+        """
         statuses = {point.solution.status for _, point in self.points}
         if statuses & {Status.OPTIMAL, Status.FEASIBLE}:
             return Status.FEASIBLE
         return Status.INFEASIBLE if statuses == {Status.INFEASIBLE} else Status.UNKNOWN
 
     def is_best(self, point: Point) -> bool:
-        """Tell whether no planner has a faster plan."""
+        """Tell whether no other planner has a faster plan."""
         return point.trace is not None and point.trace.time == least_time([other for _, other in self.points])
 
 
 def _cases(sweep: Sweep) -> Iterator[_Case]:
-    """Yield the cases of a graph, the largest budget first."""
+    """Yield the cases of a graph, largest budget first."""
     for budget in reversed(sweep.budgets):
         points = [(curve, curve.at(budget)) for curve in sweep.curves]
         yield _Case(budget, tuple((curve, point) for curve, point in points if point is not None))
 
 
 def compare_status(contests: Sequence[Contest]) -> Status:
-    """Return the worst status over all graphs and budgets; a graph that no planner takes counts as unknown."""
+    """Return the worst status over all graphs and budgets.
+
+    A graph that no planner takes counts as unknown.
+    """
     statuses = {case.status for contest in contests for case in _cases(contest.sweep)}
     if Status.UNKNOWN in statuses or not all(contest.sweep.points for contest in contests):
         return Status.UNKNOWN
@@ -89,7 +98,7 @@ def compare_report(contests: Sequence[Contest], *, timing: bool = True) -> Repor
 
     Args:
         contests: one for each graph.
-        timing: show how long the planners took.
+        timing: whether to show the planners' times.
     """
     parts: list[RenderableType] = []
     for contest in contests:
@@ -190,7 +199,7 @@ def _result(case: _Case, curve: Curve, point: Point, *, timing: bool) -> dict[st
 
 
 def compare_csv(contests: Sequence[Contest], *, timing: bool = True) -> bytes:
-    """Return a line for each graph, budget and planner."""
+    """Return CSV with a line for each graph, budget and planner."""
     return csv_bytes(
         [
             {
@@ -207,7 +216,10 @@ def compare_csv(contests: Sequence[Contest], *, timing: bool = True) -> bytes:
 
 
 def compare_markdown(contests: Sequence[Contest], *, timing: bool = True) -> bytes:
-    """Return a Markdown table with a line for each graph, budget and planner; the best ones in bold."""
+    """Return a Markdown table with a line for each graph, budget and planner.
+
+    The best ones are in bold.
+    """
     headers = ["graph", "budget", "of plain", "planner", "overhead", "peak", "time", "bound", "status"]
     rows = [headers + (["took"] if timing else []), ["---"] * (len(headers) + timing)]
     for contest in contests:
@@ -236,5 +248,8 @@ def _markdown_cells(contest: Contest, case: _Case, curve: Curve, point: Point) -
 
 
 def _escaped(text: str) -> str:
-    """Return a name as Markdown shows it: nothing in it is markup, a link or the end of a cell."""
+    """Escape a name for Markdown.
+
+    No part of it is markup, a link or the end of a cell.
+    """
     return "".join(f"\\{character}" if character in "\\`*_{}[]()<>#|!~&" else character for character in clean(text))

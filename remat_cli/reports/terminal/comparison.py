@@ -1,4 +1,4 @@
-"""The table that sets a run against the plain run."""
+"""The table that compares a run with the plain run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Row = list[Cell]
 
 
 def comparison_rows(plain: Run, run: Run, budget_bytes: int | None = None) -> list[Row]:
-    """Return rows of four cells: what is compared, the plain run, the other run, and that in words.
+    """Return rows of label, plain run, other run, and words.
 
     Args:
         plain: the plain run.
         run: another run of the same graph.
-        budget_bytes: what `run` should keep to; None without.
+        budget_bytes: budget of `run`; None without one.
     """
     unit = plain.graph.time_unit
     before, after = plain.trace, run.trace
@@ -33,7 +33,10 @@ def comparison_rows(plain: Run, run: Run, budget_bytes: int | None = None) -> li
 
 
 def _transfers(run: Run) -> list[Row]:
-    """Return what moves over the link, how busy that is, and how long ops wait for it; nothing where nothing moves."""
+    """Return rows on transfers: bytes, the link's use, and waits.
+
+    There are none without transfers.
+    """
     trace, unit = run.trace, run.graph.time_unit
     if not trace.transfers or trace.link is None:
         return []
@@ -51,7 +54,7 @@ def _transfers(run: Run) -> list[Row]:
 
 
 def plain_rows(plain: Run, budget_bytes: int) -> list[Row]:
-    """Return the rows of `comparison_rows` where there is nothing to compare the plain run with."""
+    """Return the rows of `comparison_rows` for the plain run alone."""
     time = format_time(plain.trace.time, plain.graph.time_unit)
     return [
         ["peak memory", format_bytes(plain.trace.peak_bytes), "", ""],

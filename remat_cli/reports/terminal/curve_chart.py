@@ -1,4 +1,7 @@
-"""Overhead against budget as characters: one mark for each planner, told apart without colour."""
+"""Overhead against budget as a character chart.
+
+Each planner has its own mark, distinct without colour.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ class CurveChart:
 
     Attributes:
         baseline: the plain run.
-        curves: each with a mark of its own.
-        least_bytes: below it no plan fits; drawn as a line where it is in the chart.
+        curves: curves with a mark each.
+        least_bytes: bytes below which no plan fits; a line if within the chart.
     """
 
     baseline: Trace
@@ -40,7 +43,7 @@ class CurveChart:
     least_bytes: int
 
     def legend(self) -> Text:
-        """Return what the marks of the chart mean."""
+        """Return the meaning of the chart's marks."""
         legend = Text()
         for number, curve in enumerate(self.curves):
             mark, style = _mark(number)
@@ -85,7 +88,7 @@ class CurveChart:
         return format_share(share_over(self.baseline.time + extra, self.baseline.time))
 
     def _labels(self, width: int) -> str:
-        """Return the ends of the axis of budgets, and its middle where there is room."""
+        """Return the ends of the budget axis, and its middle if it fits."""
         middle = (self._left + self._right) // 2
         left, centre, right = (self._budget_label(size) for size in (self._left, middle, self._right))
         if len(left) + len(centre) + len(right) + 4 > width:
@@ -102,7 +105,7 @@ class CurveChart:
             column = self._column(self.least_bytes, width)
             for row in range(_ROWS):
                 canvas.put(column, row, _LIMIT, QUIET_STYLE)
-        # The lines first, and the first curve last, so that its marks are never hidden by others' lines.
+        # Lines first, and the first curve last, so that other curves' lines never hide its marks.
         placed = [list(self._places(curve, width)) for curve in self.curves]
         for number, places in reversed(list(enumerate(placed))):
             for start, end in pairwise(places):
@@ -141,11 +144,11 @@ class _Canvas:
     _cells: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
 
     def put(self, column: int, row: int, character: str, style: str) -> None:
-        """Draw over whatever is there."""
+        """Draw over the cell's content."""
         self._cells[column, row] = character, style
 
     def mark(self, column: int, row: int, character: str, style: str) -> None:
-        """Draw a mark; where another kind of mark is, that there are several."""
+        """Draw a mark; over another mark, draw the mark for several."""
         there = self._cells.get((column, row), (" ", ""))[0]
         if there in MARKS or there == _SEVERAL:
             character, style = (character, style) if there == character else (_SEVERAL, "bold")
@@ -159,7 +162,10 @@ class _Canvas:
             self.put(column, row, _BETWEEN, style)
 
     def label(self, column: int, row: int, text: str) -> None:
-        """Write a text above and to the right of a mark, if there is room and nothing is hidden but dots."""
+        """Write a text above and to the right of a mark.
+
+        It is left out without room, or if it would hide more than dots.
+        """
         places = [(column + offset, row + 1) for offset in range(len(text))]
         is_free = all(
             x < self.width and y < _ROWS and self._cells.get((x, y), (" ", ""))[0] in (" ", _BETWEEN) for x, y in places

@@ -1,4 +1,4 @@
-"""The report of `remat diff`: how the plain peaks of two graphs differ, and their ops."""
+"""The report of `remat diff`: plain peaks and ops of two graphs."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def _verdict(difference: Difference) -> str:
     before, now = baseline_of(difference.old).peak_bytes, baseline_of(difference.new).peak_bytes
     if before == now:
         return f"The plain peak is the same: {format_bytes(now)}."
-    way = "grew" if now > before else "shrank"
+    change = "grew" if now > before else "shrank"
     share = f" by {format_share(abs(now - before) / before)}" if before else ""
-    return f"The plain peak {way}{share}, from {format_bytes(before)} to {format_bytes(now)}."
+    return f"The plain peak {change}{share}, from {format_bytes(before)} to {format_bytes(now)}."
 
 
 def _figures(difference: Difference) -> RenderableType:
@@ -100,47 +100,50 @@ def _types(ops: Sequence[Op]) -> str:
 
 
 def _ops(graph: Graph, ops: Sequence[Op]) -> RenderableType:
-    largest = sorted(ops, key=lambda op: -_made_bytes(graph, op))
+    largest = sorted(ops, key=lambda op: -_output_bytes(graph, op))
     rows: list[list[Cell]] = [
-        [Name(op.name), clean(op.type), _shape(graph, op), format_bytes(_made_bytes(graph, op))]
+        [Name(op.name), clean(op.type), _shape(graph, op), format_bytes(_output_bytes(graph, op))]
         for op in largest[:_MOST_OPS]
     ]
     if rest := largest[_MOST_OPS:]:
-        rows.append([f"and {len(rest):,} more", "", "", format_bytes(sum(_made_bytes(graph, op) for op in rest))])
+        rows.append([f"and {len(rest):,} more", "", "", format_bytes(sum(_output_bytes(graph, op) for op in rest))])
     return columns(["op", "type", "shape", "makes"], rows, right=(3,))
 
 
 def _resized(difference: Difference) -> RenderableType:
-    pairs = sorted(difference.resized, key=lambda pair: -_made_bytes(difference.new, pair[1]))
+    pairs = sorted(difference.resized, key=lambda pair: -_output_bytes(difference.new, pair[1]))
     rows: list[list[Cell]] = [
         [
             Name(new.name),
             clean(new.type),
             f"{_shape(difference.old, old)} to {_shape(difference.new, new)}",
-            format_bytes(_made_bytes(difference.old, old)),
-            format_bytes(_made_bytes(difference.new, new)),
+            format_bytes(_output_bytes(difference.old, old)),
+            format_bytes(_output_bytes(difference.new, new)),
         ]
         for old, new in pairs[:_MOST_OPS]
     ]
     if rest := pairs[_MOST_OPS:]:
-        before = sum(_made_bytes(difference.old, old) for old, _ in rest)
-        now = sum(_made_bytes(difference.new, new) for _, new in rest)
+        before = sum(_output_bytes(difference.old, old) for old, _ in rest)
+        now = sum(_output_bytes(difference.new, new) for _, new in rest)
         rows.append([f"and {len(rest):,} more", "", "", format_bytes(before), format_bytes(now)])
     return columns(["op", "type", "shape", "old", "new"], rows, right=(3, 4))
 
 
-def _made_bytes(graph: Graph, op: Op) -> int:
+def _output_bytes(graph: Graph, op: Op) -> int:
     return sum(graph.tensors[name].bytes for name in op.outputs)
 
 
 def _shape(graph: Graph, op: Op) -> str:
-    """Return the shape of an op's first output, as far as it is known."""
+    """Return the shape of an op's first output, if known."""
     shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
     return "" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
 def diff_summary(old: Prepared, new: Prepared, difference: Difference) -> Summary:
-    """Return the summary of `remat diff`; all changes at the peak add up to the change of the peak."""
+    """Return the summary of `remat diff`.
+
+    All changes at the peak add up to the change of the peak.
+    """
     return {
         "old": _side(old),
         "new": _side(new),

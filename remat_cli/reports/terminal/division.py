@@ -1,4 +1,7 @@
-"""The division tree of a graph (Feng & Huang), for people and for machines: what the planner `acg` works on."""
+"""The division tree of a graph (Feng & Huang), as text and JSON.
+
+The planner `acg` works on this tree.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,21 @@ from remat_cli.reports.safe_text import shorten
 from remat_cli.reports.terminal.layout import QUIET_STYLE, section
 from remat_cli.units import format_bytes
 
-# How many parts of a segment are shown, by its depth; none below.
+# The number of parts shown of a segment, by its depth; deeper ones are left out.
 _MOST_PARTS = (40, 8, 4)
 _LONGEST_NAME = 30
 
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The division of the forward part of a graph; of all its ops, where it has no backward.
+    """The division of a graph's forward part, or of all its ops.
+
+    All ops are divided if the graph has no backward.
 
     Attributes:
-        graph: what is divided.
-        ops: number in the graph of each vertex of the tree; the two vertices more stand for graph inputs and results.
-        tree: costs are bytes of the ops' outputs.
+        graph: the divided graph.
+        ops: number of each vertex's op in the graph; the last two vertices stand for graph inputs and results.
+        tree: division tree, with bytes of the ops' outputs as costs.
     """
 
     graph: Graph
@@ -49,12 +54,15 @@ class Division:
         return cls(graph, ops, DivisionTree.of(ComputationGraph.with_ends(costs, edges)))
 
     def name(self, v: int) -> str | None:
-        """Return the name of a vertex's op; None for the two ends of the graph."""
+        """Return the name of a vertex's op; None for the ends of the graph."""
         return self.graph.ops[self.ops[v]].name if v < len(self.ops) else None
 
 
 def division_summary(graph: Graph) -> dict[str, Any]:
-    """Return the division tree for `--json`: members are numbers of segments, which come before what they make up."""
+    """Return the division tree for `--json`.
+
+    Members are numbers of segments, which come before the segment that they form.
+    """
     division = Division.of(graph)
     return {
         "ops": len(division.ops),
@@ -76,7 +84,10 @@ def division_summary(graph: Graph) -> dict[str, Any]:
 
 
 def division_report(graph: Graph) -> RenderableType:
-    """Return the division tree as a section of a report; long and deep ones are cut short."""
+    """Return the division tree as a section of a report.
+
+    Long and deep trees are cut short.
+    """
     division = Division.of(graph)
     root = division.tree.root
     what = "all ops" if len(division.ops) == len(graph.ops) else "the forward ops"
@@ -89,7 +100,10 @@ def division_report(graph: Graph) -> RenderableType:
 
 
 def _grow(tree: Tree, division: Division, segment: Segment, depth: int) -> None:
-    """Add the parts of a segment below its title; no deeper than the limits, so recursion is shallow."""
+    """Add the parts of a segment below its title.
+
+    The limits keep the recursion shallow.
+    """
     parts = _parts(division, segment)
     for part in islice(parts, _MOST_PARTS[depth]):
         if isinstance(part, str):
@@ -107,7 +121,10 @@ def _grow(tree: Tree, division: Division, segment: Segment, depth: int) -> None:
 
 
 def _parts(division: Division, segment: Segment) -> Iterator[Segment | str]:
-    """Yield what a segment consists of: segments, and in words the ops and edges between them."""
+    """Yield the parts of a segment.
+
+    They are segments, and words on the ops and edges between them.
+    """
     members = [division.tree.segments[member] for member in segment.members]
     if segment.kind is SegmentKind.LINEAR:
         if not _is_chain(division, segment):
@@ -123,7 +140,10 @@ def _parts(division: Division, segment: Segment) -> Iterator[Segment | str]:
 
 
 def _along(division: Division, segment: Segment, members: Sequence[Segment]) -> Iterator[Segment | str]:
-    """Yield the members of a linear segment and the splitting vertices between them, those in a row as one."""
+    """Yield the parts of a linear segment in order.
+
+    Splitting vertices in a row are merged.
+    """
     in_a_row: list[int] = []
     for number, member in enumerate(members):
         if member.kind is not SegmentKind.EDGE:
@@ -144,7 +164,7 @@ def _in_a_row(division: Division, joints: Sequence[int]) -> str:
 
 
 def _is_chain(division: Division, segment: Segment) -> bool:
-    """Whether a segment is nothing but ops in a row."""
+    """Whether a segment is a plain chain of ops."""
     return segment.kind is SegmentKind.LINEAR and segment.size == len(segment.joints)
 
 

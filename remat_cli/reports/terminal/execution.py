@@ -1,4 +1,7 @@
-"""Reports of `remat apply` and `remat verify --execute`: the model that runs a schedule, and how it ran."""
+"""Reports of `remat apply` and `remat verify --execute`.
+
+They show the model that runs a schedule, and its measurement.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,12 @@ def apply_report(
     """Return the report of `remat apply`.
 
     Args:
-        prepared: the graph that was planned.
-        trace: of the schedule as the model runs it.
+        prepared: the planned graph.
+        trace: measurement of the schedule as the model runs it.
         rewritten: the model.
-        output: where it was written.
+        output: file of the model.
         taken: options that the schedule gave.
-        execution: what the model was measured to take; None where it was not run.
+        execution: measurement of the model; None if it was not run.
     """
     graph, plain = prepared.graph, baseline_of(prepared.graph)
     nodes = len(rewritten.proto.graph.node)
@@ -97,7 +100,10 @@ def apply_summary(
     taken: Sequence[Setting] = (),
     execution: InBothSessions | None = None,
 ) -> dict[str, Any]:
-    """Return the summary of `remat apply`; arguments as for `apply_report`."""
+    """Return the summary of `remat apply`.
+
+    Arguments are as for `apply_report`.
+    """
     plain = baseline_of(prepared.graph)
     return {
         "graph": {"name": prepared.graph.name, "sha256": graph_sha256(prepared.graph)},
@@ -118,11 +124,14 @@ def apply_summary(
 def _other_options(execution: InBothSessions | None) -> str:
     if execution is None:
         return _OTHER_OPTIONS.format(measured="; --execute measures what that takes")
-    return clean(_OTHER_OPTIONS.format(measured=f": {execution.usual.beside(execution.ours.measured)}"))
+    return clean(_OTHER_OPTIONS.format(measured=f": {execution.usual.compared_with(execution.ours.measured)}"))
 
 
 def executed_report(report: RenderableType, execution: ModelExecution | StepExecution | None) -> RenderableType:
-    """Return the report of `remat verify` with what came of running the model or step, where it was run."""
+    """Add the measured run of the model or step to a report.
+
+    Without a run, the report is unchanged.
+    """
     if execution is None:
         return report
     if execution.runtime == "torch":
@@ -160,7 +169,7 @@ def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecutio
 def _measured(
     execution: ModelExecution | InBothSessions, peaks: Sequence[Sequence[Cell]], sentences: Sequence[str]
 ) -> RenderableType:
-    """Return a section of what onnxruntime was measured to take."""
+    """Return a section on memory measured in onnxruntime."""
     return section(
         f"Run by onnxruntime {clean(execution.version)} on one thread",
         columns(["peak memory", "predicted", "measured", "", "time of a run"], peaks, right=(1, 2, 4)),
@@ -176,7 +185,7 @@ def _at_most(names: Sequence[str]) -> Iterator[str]:
 
 
 def as_it_is_summary(prepared: Prepared, execution: InBothSessions | StepExecution) -> dict[str, Any]:
-    """Return the summary of a model or step that was run without a schedule."""
+    """Return the summary of a model or step run without a schedule."""
     subject = {"graph": graph_summary(prepared), "fixed_bytes": prepared.graph.fixed_bytes}
     if execution.runtime == "torch":
         return subject | step_execution_summary(execution)
@@ -233,7 +242,10 @@ def _time(time_ns: int | None) -> str:
 
 
 def _as_it_is(execution: ModelExecution) -> Iterator[str]:
-    """Yield why the model as it is may take more than predicted, where its kernels do not, as the schedule agrees."""
+    """Yield why the original model may take more than predicted.
+
+    Its kernels are not the reason if the schedule agrees with its prediction.
+    """
     off = execution.plain.measured - execution.plain.predicted
     if off > 0 and execution.plan.agrees and not execution.plain.agrees:
         yield (
@@ -243,7 +255,7 @@ def _as_it_is(execution: ModelExecution) -> Iterator[str]:
 
 
 def _beside_the_usual(execution: ModelExecution) -> Iterator[str]:
-    """Yield what the schedule is worth beside the model with no option of onnxruntime changed."""
+    """Yield the gain of the schedule over onnxruntime's default options."""
     usual = execution.usual
     if usual is None:
         return
@@ -288,7 +300,7 @@ def _weights(execution: ModelExecution | InBothSessions) -> list[tuple[str, Cell
 
 
 def execution_summary(execution: ModelExecution | StepExecution | None) -> dict[str, Any]:
-    """Return what is added to the summary of `remat verify`; empty where nothing was run."""
+    """Return additions to the summary of `remat verify`; empty without a run."""
     if execution is None:
         return {}
     if execution.runtime == "torch":

@@ -1,4 +1,7 @@
-"""The report of `remat fit`: the largest value of a dimension that fits, with and without a plan."""
+"""The report of `remat fit`: the largest dimension that fits.
+
+It is shown with and without a plan.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _LONGEST_NAME = 16
 
 
 def fit_report(fit: Fit, planner: PlannerChoice) -> Report:
-    """Return the report of `remat fit`; `planner` has the options that the user gave it, and no others."""
+    """Return the report of `remat fit`.
+
+    `planner` has only the options that the user gave.
+    """
     prepared, solution = fit.shown.prepared, fit.solution
     labels = plan_facts(solution, prepared, planner)
     verdict = Text(_verdict(fit), f"bold {STATUS_STYLES[solution.status]}")
@@ -95,7 +101,7 @@ def _remarks(fit: Fit) -> list[str]:
 
 
 def fit_summary(fit: Fit) -> Summary:
-    """Return the summary of `remat fit`; what there is none of is null."""
+    """Return the summary of `remat fit`; a missing figure is null."""
     question, planner = fit.question, fit.question.request.chosen
 
     def sized(at: Sized | None) -> Summary | None:

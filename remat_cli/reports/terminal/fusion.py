@@ -1,4 +1,4 @@
-"""What `remat fuse` reports."""
+"""The report of `remat fuse`."""
 
 from __future__ import annotations
 

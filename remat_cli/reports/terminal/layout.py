@@ -1,4 +1,4 @@
-"""The few shapes that all reports are made of."""
+"""The few shapes of all reports."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ Cell = RenderableType
 
 
 def section(title: str, *body: RenderableType) -> Group:
-    """Return a heading with what belongs under it, indented."""
+    """Return a heading with its content, indented."""
     return Group(Text(title, style="bold"), *(indented(item) for item in body))
 
 
 def indented(body: RenderableType) -> Padding:
-    """Return `body` moved to the right as everything under a heading is."""
+    """Indent content like everything under a heading."""
     return Padding(body, (0, 0, 0, INDENT))
 
 
 def facts(rows: Sequence[tuple[str, Cell]]) -> Table:
-    """Return labels and values in two columns; a string is shown as it stands, without markup."""
+    """Return labels and values in two columns.
+
+    Strings are shown literally, without markup.
+    """
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style=QUIET_STYLE, no_wrap=True)
     table.add_column(overflow="fold")
@@ -36,7 +39,10 @@ def facts(rows: Sequence[tuple[str, Cell]]) -> Table:
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[int] = ()) -> Table:
-    """Return a table without lines, which copies well; `right` numbers the right-aligned columns, which never wrap."""
+    """Return a table without lines, which copies well.
+
+    `right` has the numbers of right-aligned columns, which never wrap.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET_STYLE, show_header=any(headers))
     for number, header in enumerate(headers):
         is_right = number in right
@@ -49,7 +55,7 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Se
 
 
 def bullets(sentences: Sequence[str]) -> Table:
-    """Return sentences below each other, each with a dot in front."""
+    """Return sentences as a bulleted list."""
     table = Table.grid(padding=(0, 1, 0, 0))
     for sentence in sentences:
         table.add_row(Text("·", style=QUIET_STYLE), Text(sentence, overflow="fold"))

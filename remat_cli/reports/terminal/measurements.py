@@ -20,7 +20,7 @@ _LONGEST_NAME = 36
 
 
 def measurements_report(prepared: Prepared, measured: Measurements, output: Path) -> Report:
-    """Return the report: the ops that take most time, and those whose kernels take the largest workspace."""
+    """Return the report on the slowest ops and the largest workspaces."""
     graph, times = prepared.graph, {op.name: measured.times_ns.get(op.name, 0) for op in prepared.graph.ops}
     whole = max(1, sum(times.values()))
     slowest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]

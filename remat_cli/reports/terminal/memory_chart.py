@@ -1,6 +1,7 @@
-"""The memory chart: what a run uses over time, with the run that it is compared to behind it, and the budget across.
+"""The memory chart: memory of a run over time.
 
-Every column shows the largest memory of the steps that it stands for, so that no peak is lost however long the run.
+Another run is shown behind it, and the budget across. Every column shows the largest memory of its steps, so that no
+peak is lost, however long the run.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ LINK_STYLE = "green"
 _FULL, _BEHIND, _BUDGET, _MARK, _NO_MARK = "█", "░", "╌", "━", "·"
 _EIGHTHS = " ▁▂▃▄▅▆▇"
 _HALF = _EIGHTHS[4]
-# A budget far above everything would press the chart flat.
+# A budget far above every peak would flatten the chart.
 _HIGHEST_BUDGET = 4 / 3
 _ROWS_PER_TICK = 4
 _NARROWEST_PLOT = 10
 _NARROWEST_BAR, _WIDEST_BAR = 10, 40
-# Columns are found in 64-bit integers: times are shifted down to this many bits first.
+# Columns are computed in 64-bit integers: times are first shifted down to this many bits.
 _TIME_BITS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """How bytes become rows: one linear scale up to the budget's line, another above it; what fits stays below it.
+    """The scale from bytes to rows.
+
+    It is linear up to the budget's line, with another linear scale above, so that everything that fits stays below the
+    line.
 
     Attributes:
         top: bytes at the upper edge of the plot.
@@ -71,7 +75,7 @@ class _Scale:
         return cls(peak, rows, budget, min(max(1, round(rows * budget / peak)), rows - 1))
 
     def eighths(self, size: int) -> int:
-        """Return the height of `size` bytes in eighths of a row, rounded up: whatever is there, shows."""
+        """Return the height of `size` bytes in eighths of a row, rounded up."""
         if self.below and size <= self.budget:
             return -(-8 * size * self.below // self.budget)
         return 8 * self.below - (-8 * (size - self.budget) * (self.rows - self.below) // (self.top - self.budget))
@@ -84,7 +88,7 @@ class _Scale:
         return self.budget + above
 
     def ticks(self, peaks: Sequence[int]) -> dict[int, str]:
-        """Return labels by row: the `peaks` where they are, and between them the upper edge of some rows."""
+        """Return labels by row: the peaks, and upper edges of some rows."""
         ticks = {max(0, -(-self.eighths(peak) // 8) - 1): format_bytes(peak) for peak in peaks}
         for row in range(_ROWS_PER_TICK - 1, self.rows, _ROWS_PER_TICK):
             taken = [*ticks, self.below - 1, self.below] if self.budget else [*ticks]
@@ -95,12 +99,12 @@ class _Scale:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """A chart over the full width.
+    """A memory chart over the full width.
 
     Attributes:
-        run: drawn solid.
-        behind: drawn shaded where it is above `run`; None for a chart of one run.
-        budget_bytes: drawn as a line across; None without.
+        run: the run drawn solid.
+        behind: a run drawn shaded where it is above `run`; None for a chart of one run.
+        budget_bytes: budget, drawn as a line across; None for no line.
         rows: height of the plot.
     """
 
@@ -119,16 +123,16 @@ class MemoryTimeline:
 
     @cached_property
     def _queues(self) -> Mapping[str, Sequence[Transfer]]:
-        # Where only steps are counted, there is no time for a transfer to take.
+        # If only steps are counted, transfers take no time.
         return {} if self.run.counts_steps else queues(self.run)
 
     @cached_property
     def total(self) -> int:
-        """The time that the width of the chart stands for: that of the longest run."""
+        """The time of the chart's width: that of the longest run."""
         return max(run.total for run in self._runs)
 
     def legend(self, run: str, behind: str = "") -> Text:
-        """Return what the marks of the chart mean, given names for its runs."""
+        """Return the meaning of the chart's marks, given names of its runs."""
         parts = [(_FULL, RUN_STYLE, run)]
         if self.behind is not None:
             parts.append((_BEHIND, BEHIND_STYLE, behind))
@@ -152,7 +156,7 @@ class MemoryTimeline:
         heights = [[scale.eighths(size) for size in largest_per_column(run, self.total, width)] for run in self._runs]
         for row in range(scale.rows, -1, -1):
             if row < scale.rows:
-                # A peak just at the budget needs no label of its own.
+                # A peak exactly at the budget needs no label of its own.
                 label = ticks[row] if row in ticks and ticks[row] != budget else ""
                 is_over = 0 < scale.below <= row
                 yield _line(label, gutter, "┤" if label else "│", _plot_row(row, heights, is_over))
@@ -161,7 +165,7 @@ class MemoryTimeline:
         yield from self._axis(width, gutter)
 
     def _axis(self, width: int, gutter: int) -> Iterator[Text]:
-        """Draw the axis of time: where the backward pass begins, where ops are run again, how long it all takes."""
+        """Draw the time axis: start of the backward pass, reruns, total time."""
         backward = self.run.first_backward
         boundary = 0 if backward is None else int(_columns(self.run, self.total, width)[0][backward + 1])
         rule = "─" * boundary + "┴" + "─" * (width - boundary - 1) if boundary else "─" * width
@@ -169,8 +173,8 @@ class MemoryTimeline:
         if self.run.recomputing:
             again = [Lifetime(index, index + 1) for index in self.run.recomputing]
             yield _line("again", gutter, " ", marks(self.run, again, self.total, width, absent=" ", style=AGAIN_STYLE))
-        for way, transfers in self._queues.items():
-            yield _line(way, gutter, " ", _use(busy_shares(transfers, self.total, width)))
+        for direction, transfers in self._queues.items():
+            yield _line(direction, gutter, " ", _use(busy_shares(transfers, self.total, width)))
         yield _line("", gutter, " ", Text(_axis_labels(width, boundary, self._end()), QUIET_STYLE))
 
     def _end(self) -> str:
@@ -187,7 +191,10 @@ def _line(label: str, gutter: int, edge: str, plot: Text) -> Text:
 
 
 def _plot_row(row: int, heights: Sequence[Sequence[int]], is_over: bool) -> Text:
-    """Return one row of the plot; `heights` are those of the run, and of the one behind it if there is one."""
+    """Return one row of the plot.
+
+    `heights` are those of the run, and of the run behind if there is one.
+    """
     cells: list[tuple[str, str]] = []
     for height, height_behind in zip(heights[0], heights[-1], strict=True):
         eighths = min(8, height - 8 * row)
@@ -202,7 +209,7 @@ def _plot_row(row: int, heights: Sequence[Sequence[int]], is_over: bool) -> Text
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Text:
-    """Return cells, each a mark and its style, as text that switches colour only where the style changes."""
+    """Join cells, each a mark and its style, into text."""
     text = Text(no_wrap=True, overflow="crop")
     for style, group in groupby(cells, key=itemgetter(1)):
         text.append("".join(mark for mark, _ in group), style)
@@ -210,13 +217,13 @@ def _joined(cells: Sequence[tuple[str, str]]) -> Text:
 
 
 def _use(shares: Iterable[float]) -> Text:
-    """Return a row of the shares of time in which something is busy; whatever is there, shows."""
+    """Return a row of busy shares of time; any use is visible."""
     eighths = [0 if share <= 0 else max(1, round(8 * share)) for share in shares]
     return Text("".join(_FULL if height >= 8 else _EIGHTHS[height] for height in eighths), LINK_STYLE)
 
 
 def _axis_labels(width: int, boundary: int, end: str) -> str:
-    """Return `end` at the right and, where there is room, the names of the two passes."""
+    """Return `end` on the right, and the passes' names if they fit."""
     passes = f"{'forward':<{boundary}}backward" if boundary > len("forward") else ""
     if len(passes) + 2 + len(end) > width:
         passes = ""
@@ -224,9 +231,9 @@ def _axis_labels(width: int, boundary: int, end: str) -> str:
 
 
 def largest_per_column(run: Run, total: int, width: int) -> list[int]:
-    """Return the largest memory of `run`, in bytes, in each of `width` columns that together stand for `total` time.
+    """Return [width] the largest memory of `run` per column, in bytes.
 
-    Columns after its end have 0.
+    All columns together are `total` time. Columns after the end of the run have 0.
     """
     import numpy as np
 
@@ -234,7 +241,7 @@ def largest_per_column(run: Run, total: int, width: int) -> list[int]:
     memory = np.array(run.trace.memory_bytes, dtype=np.int64)
     largest = np.zeros(width, dtype=np.int64)
     np.maximum.at(largest, first, memory)
-    # What takes longer than its first column; all such stretches together are no longer than the chart is wide.
+    # Entries that span several columns; together they are no longer than the chart is wide.
     longer = np.flatnonzero(last > first)
     for entry in longer.tolist():
         stretch = largest[first[entry] : last[entry] + 1]
@@ -243,7 +250,10 @@ def largest_per_column(run: Run, total: int, width: int) -> list[int]:
 
 
 def _columns(run: Run, total: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last column of each entry of `run.trace.memory_bytes`: two arrays [steps + 1]."""
+    """Return the first and last column of each memory entry.
+
+    The arrays are [steps + 1], as `run.trace.memory_bytes`.
+    """
     import numpy as np
 
     shift = max(0, total.bit_length() - _TIME_BITS)
@@ -265,11 +275,14 @@ def marks(
     absent: str = _NO_MARK,
     style: str = RUN_STYLE,
 ) -> Text:
-    """Return a bar of `width` columns for `total` time, marked where `run` is in one of `stays`."""
+    """Return a bar marked where `run` is in one of `stays`.
+
+    It has `width` columns for `total` time.
+    """
     first, last = _columns(run, total, width)
     present = [False] * width
     for stay in stays:
-        # A step's entry is one after its index; what leaves at a step is gone while that step runs.
+        # A step's entry is one after its index; a tensor that leaves at a step is gone during that step.
         for column in range(int(first[stay.start + 1]), int(last[max(stay.start + 1, stay.end)]) + 1):
             present[column] = True
     return _joined([(_MARK, style) if is_present else (absent, QUIET_STYLE) for is_present in present])
@@ -277,11 +290,11 @@ def marks(
 
 @dataclass(frozen=True)
 class StaysBar:
-    """When a tensor is in memory over the time of a run: a bar as wide as its place allows.
+    """A bar of a tensor's stays in memory over the time of a run.
 
     Attributes:
         run: the run.
-        stays: of the tensor in memory.
+        stays: stays of the tensor in memory.
     """
 
     run: Run

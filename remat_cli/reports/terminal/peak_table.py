@@ -16,7 +16,7 @@ from remat_cli.reports.terminal.memory_chart import StaysBar
 from remat_cli.reports.timeline import Run
 from remat_cli.units import format_bytes, format_share
 
-# From this width on there is room to say at which step a tensor is dropped.
+# From this width on, the table shows the step at which a tensor is dropped.
 _WIDE = 100 - INDENT
 
 _Column = tuple[str, Callable[[PeakTensor], Cell]]
@@ -24,12 +24,12 @@ _Column = tuple[str, Callable[[PeakTensor], Cell]]
 
 @dataclass(frozen=True)
 class PeakTable:
-    """What is in memory at the peak of the plain run, and what another run does about each tensor.
+    """The tensors at the plain run's peak, and their fate in another run.
 
     Attributes:
         plain: the plain run.
-        plan: the other run; None where the plain run stands alone, with each tensor's share of the peak.
-        shown: how many of the largest tensors have a line of their own.
+        plan: the other run; None to show each tensor's share of the peak instead.
+        shown: number of largest tensors with a line each.
     """
 
     plain: Run
@@ -58,7 +58,7 @@ class PeakTable:
             layout.append(("of the peak", self._share))
         else:
             layout.append(("in the plan", _fate_and_step if is_wide else str))
-        # In many graphs a tensor has the name of its op: a second column would say nothing.
+        # In many graphs a tensor has the name of its op: a second column would be redundant.
         if any(tensor.name != tensor.producer for tensor in tensors):
             layout.append(("made by", lambda tensor: Name(tensor.producer)))
         run = self.plan or self.plain
@@ -70,7 +70,7 @@ class PeakTable:
         return format_share(tensor.bytes / self.plain.trace.peak_bytes)
 
     def _remainder(self, rest: Sequence[PeakTensor]) -> list[tuple[str, str, str]]:
-        """Return what fills the peak besides the tensors with a line of their own: name, size, what about it."""
+        """Return rows for the rest of the peak: name, size, remark."""
         graph, peak = self.plain.graph, self.plain.trace.peak_bytes
         others = sum(tensor.bytes for tensor in rest)
         workspace = peak - graph.fixed_bytes - sum(tensor.bytes for tensor in self._tensors)

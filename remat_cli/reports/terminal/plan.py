@@ -1,4 +1,7 @@
-"""Reports of plans, schedules, graphs and planners: functions that return rich renderables and print nothing."""
+"""Reports of plans, schedules, graphs and planners.
+
+The functions return rich renderables, and print nothing.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,9 @@ def plan_report(
 
     Args:
         planning: the verified result, with a plan or without.
-        shown: what to show; by default everything.
-        next_steps: what to do with the plan.
-        seconds: what the stages of the call took; said where it was long.
+        shown: parts to show; by default all.
+        next_steps: uses of the plan.
+        seconds: times of the call's stages, shown for a long call.
     """
     solution, prepared = planning.solution, planning.prepared
     title = facts(plan_facts(solution, prepared, planning.planner))
@@ -78,7 +81,7 @@ def _spent(said: str) -> list[RenderableType]:
 
 
 def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
-    """Return what was planned, by which planner, and under which budget: labels and values."""
+    """Return rows on graph, planner and budget."""
     budget = solution.problem.budget.device_bytes
     share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph)
     if solution.beside_bytes:
@@ -88,7 +91,7 @@ def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -
 
 
 def _subject(prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
-    """Return what was planned, and by which planner."""
+    """Return rows on graph and planner."""
     chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in planner.options.items())
     return [
         ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
@@ -108,13 +111,13 @@ def _titled(name: str, more: str) -> Text:
 
 
 def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[RenderableType]:
-    """Return sections that say why there is no plan and what could be done; none where there is one."""
+    """Return sections with reasons and remedies; none with a plan."""
     said = {"Why": phrasing.reasons(solution), "What could be done": phrasing.remedies(solution, optimizer)}
     return [section(title, bullets(sentences)) for title, sentences in said.items() if sentences]
 
 
 def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> list[RenderableType]:
-    """Return table, chart and tensors of the plan or, without one, of the closest run that was found."""
+    """Return table, chart and tensors of the plan or the closest run."""
     plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     parts: list[RenderableType] = [_comparison(name, plan_rows(solution, estimated=estimated))]
@@ -132,7 +135,10 @@ def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
 
 
 def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
-    """Return the rows of the table of `remat plan`: as `comparison_rows`, and what the plan's method and proof say."""
+    """Return the rows of the table of `remat plan`.
+
+    They are those of `comparison_rows`, then the planner's own model, then the proof.
+    """
     plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
@@ -140,7 +146,7 @@ def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
 
 
 def _arena_rows(solution: Solution) -> list[Row]:
-    """Return how large the plan's arena is, and what fragmentation cost; none without addresses."""
+    """Return rows on the arena and fragmentation; none without addresses."""
     if solution.arena is None or solution.fragmentation_bytes is None:
         return []
     said = (
@@ -160,7 +166,10 @@ def _arena_rows(solution: Solution) -> list[Row]:
 
 
 def shown_run(solution: Solution) -> tuple[str, Run | None]:
-    """Return the run that a report shows beside the plain one, and its name: the plan, or the closest found."""
+    """Return the plan, or the closest run found, with its name.
+
+    A report shows it beside the plain run.
+    """
     graph, result = solution.problem.graph, solution.result
     if result.schedule is not None and solution.trace is not None:
         return "plan", Run(graph, result.schedule, solution.trace)
@@ -170,7 +179,7 @@ def shown_run(solution: Solution) -> tuple[str, Run | None]:
 
 
 def _model_rows(solution: Solution) -> list[Row]:
-    """Return what the method's own model says of its plan."""
+    """Return rows on figures of the planner's own model."""
     unit = solution.problem.graph.time_unit
     return [
         [
@@ -184,7 +193,7 @@ def _model_rows(solution: Solution) -> list[Row]:
 
 
 def _proof_rows(solution: Solution, *, estimated: bool) -> list[Row]:
-    """Return what is proven: the bound on the overhead, the gap to it, and over which plans; and the status."""
+    """Return rows on the proof: bound, gap, scope and status."""
     rows: list[Row] = []
     of_sizes = ", of estimated sizes" if estimated else ""
     scope, overhead = solution.scope, solution.bound_overhead
@@ -220,7 +229,10 @@ def _peak(plain: Run, plan: Run | None, largest: int) -> RenderableType:
 
 
 def _moved(run: Run) -> list[RenderableType]:
-    """Return a section of the largest tensors that a run moves to the host; none where it moves nothing."""
+    """Return a section on the largest tensors moved to the host.
+
+    There is none without transfers.
+    """
     moved = moved_tensors(run)
     if not moved:
         return []
@@ -236,7 +248,7 @@ def _moved(run: Run) -> list[RenderableType]:
 
 
 def notes_section(prepared: Prepared) -> list[RenderableType]:
-    """Return a section of what the user should know about the graph; none where there is nothing."""
+    """Return a section with the graph's notes, if any."""
     return [section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []
 
 
@@ -246,9 +258,9 @@ def inspect_report(
     """Return the report of `remat inspect`.
 
     Args:
-        prepared: a graph that is ready to be planned.
-        shown: what to show; by default everything.
-        seconds: what the stages of the call took; said where it was long.
+        prepared: the prepared graph.
+        shown: parts to show; by default all.
+        seconds: times of the call's stages, shown for a long call.
     """
     shown = shown or ReportOptions()
     graph = prepared.graph
@@ -296,16 +308,16 @@ def _counts(graph: Graph) -> list[tuple[str, Cell]]:
 
 def _sizes(prepared: Prepared) -> list[Row]:
     graph, kept = prepared.graph, prepared.kept
-    made = dict.fromkeys(Phase, 0)
+    written = dict.fromkeys(Phase, 0)
     for name, op in graph.producer.items():
-        made[op.phase] += graph.tensors[name].bytes
+        written[op.phase] += graph.tensors[name].bytes
     rows: list[Row] = [
         ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
         ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), _inputs(prepared)],
-        ["activations", format_bytes(made[Phase.FORWARD]), "all that forward ops make"],
+        ["activations", format_bytes(written[Phase.FORWARD]), "all that forward ops make"],
     ]
-    if made[Phase.BACKWARD]:
-        rows.append(["gradients", format_bytes(made[Phase.BACKWARD]), "all that backward ops make"])
+    if written[Phase.BACKWARD]:
+        rows.append(["gradients", format_bytes(written[Phase.BACKWARD]), "all that backward ops make"])
     if kept is not None:
         parts = f"floats {format_bytes(kept.float_bytes)}, indices and masks {format_bytes(kept.integer_bytes)}"
         rows.append(["kept for backward", format_bytes(kept.float_bytes + kept.integer_bytes), parts])
@@ -313,7 +325,10 @@ def _sizes(prepared: Prepared) -> list[Row]:
 
 
 def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
-    """Return a section of what each part of the model keeps for the backward; none where the parts are not known."""
+    """Return a section on the saved tensors of each module.
+
+    There is none if modules are unknown.
+    """
     parts = () if prepared.kept is None else kept_by_module(prepared.graph, prepared.kept)
     if not parts:
         return []
@@ -339,7 +354,7 @@ def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
 
 
 def _resident(prepared: Prepared) -> str:
-    """Return what the resident bytes are, as far as the file tells parameters apart."""
+    """Return the content of resident bytes, as far as known."""
     if not prepared.parameter_bytes:
         return phrasing.resident_in_words(prepared.graph)
     if _is_captured(prepared.graph):
@@ -359,7 +374,10 @@ def _inputs(prepared: Prepared) -> str:
 
 
 def _is_captured(graph: Graph) -> bool:
-    """Tell whether the graph is that of a framework's own training step, which has its parameters as inputs."""
+    """Tell whether the graph is a captured training step.
+
+    It has its parameters as inputs.
+    """
     return any(op.type == BOUNDARY_TYPE for op in graph.ops)
 
 
@@ -408,16 +426,18 @@ def verify_report(
     link_taken: bool = False,
     file: ScheduleFile | None = None,
 ) -> Report:
-    """Return the report of `remat verify` on a schedule that replays; it may still exceed the budget.
+    """Return the report of `remat verify` on a valid schedule.
+
+    The schedule may still exceed the budget.
 
     Args:
         prepared: the graph that the schedule is for.
-        schedule: what was replayed.
-        trace: what the simulator measured.
-        budget_bytes: what the schedule should keep to; None where that is not known.
+        schedule: the replayed schedule.
+        trace: the simulator's measurement.
+        budget_bytes: budget of the schedule; None if unknown.
         taken: options that the schedule gave.
-        link_taken: the schedule gave the link, too.
-        file: what the schedule's file says of itself; None where it came from no file.
+        link_taken: whether the schedule gave the link, too.
+        file: content of the schedule file; None if there is no file.
     """
     plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
@@ -439,7 +459,7 @@ def verify_report(
 
 
 def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
-    """Return a row of the bound that a schedule file claims; none where it claims none."""
+    """Return a row with the bound that a schedule file claims, if any."""
     if file is None or file.bound_overhead is None:
         return []
     over = f" · {file.bound_scope}" if file.bound_scope is not None else ""
@@ -447,14 +467,17 @@ def claim_facts(file: ScheduleFile | None) -> list[tuple[str, Cell]]:
 
 
 def taken_facts(taken: Sequence[Setting]) -> list[tuple[str, Cell]]:
-    """Return a row of the options that a schedule gave; none where there are none."""
+    """Return a row with the options from a schedule, if any."""
     if not taken:
         return []
     return [("options", f"{clean(' '.join(map(on_command_line, taken)))} (from the schedule)")]
 
 
 def link_facts(run: Run, *, taken: bool) -> list[tuple[str, Cell]]:
-    """Return a row of the link that transfers were replayed on, and whether the schedule gave it; none without them."""
+    """Return a row with the link of the replayed transfers, if any.
+
+    It says whether the schedule gave the link.
+    """
     link = run.trace.link
     if not run.trace.transfers or link is None:
         return []
@@ -462,16 +485,16 @@ def link_facts(run: Run, *, taken: bool) -> list[tuple[str, Cell]]:
 
 
 def planners_report(names: Sequence[str] = ()) -> Report:
-    """Return the report of `remat planners`: what each takes and searches, its source, its options and defaults.
+    """Return the report of `remat planners`: cards with options.
 
     Args:
-        names: of the planners; empty for all.
+        names: names of planners; empty for all.
     """
     return cards_report([card for card in planner_cards() if not names or card.name in names])
 
 
 def cards_report(cards: Sequence[PlannerCard]) -> Report:
-    """Return a report that shows each card in a section of its own."""
+    """Return a report with a section for each card."""
     return Report(*(_card_section(card) for card in cards))
 
 

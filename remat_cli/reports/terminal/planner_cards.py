@@ -1,4 +1,4 @@
-"""Cards that describe planners, made from their class docstrings."""
+"""Cards that describe planners, from their class docstrings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Option:
 
     Attributes:
         name: as in a config file.
-        default: as it would be written there.
-        meaning: from the docstring.
+        default: its default, as in a config file.
+        meaning: its meaning, from the docstring.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class PlannerCard:
-    """A planner as its class docstring describes it.
+    """A planner as described by its class docstring.
 
     Attributes:
         name: as in PLANNERS.
-        summary: what it does.
+        summary: the first paragraph.
         facts: the entries of the docstring: "Source", "Takes", "Searches", "Complexity".
         options: in the order of the class.
     """
@@ -51,12 +51,15 @@ class PlannerCard:
 
 
 def planner_cards(planners: Mapping[str, type[Planner | Generator]] = PLANNERS) -> tuple[PlannerCard, ...]:
-    """Return a card for each planner, in the order of the table; generators describe themselves in the same way."""
+    """Return a card for each planner, in the order of the table.
+
+    Generators describe themselves in the same form.
+    """
     return tuple(_card(name, planner) for name, planner in planners.items())
 
 
 def _card(name: str, planner: type[Planner | Generator]) -> PlannerCard:
-    # Options that planners share are described where they are declared.
+    # Options that planners share are described at their declaration.
     docstrings = [inspect.cleandoc(base.__doc__ or "").partition(_OPTIONS_HEADING) for base in planner.__mro__]
     summary, _, entries = docstrings[0][0].partition("\n\n")
     meanings: dict[str, str] = {}
@@ -71,7 +74,10 @@ def _card(name: str, planner: type[Planner | Generator]) -> PlannerCard:
 
 
 def _entries(lines: Iterable[str]) -> dict[str, str]:
-    """Return "Source: ..." entries by their label; a line that starts none continues the one before."""
+    """Parse entries such as "Source: ..." by their label.
+
+    A line without a label continues the entry before.
+    """
     entries: dict[str, str] = {}
     label = ""
     for line in lines:
@@ -84,7 +90,7 @@ def _entries(lines: Iterable[str]) -> dict[str, str]:
 
 
 def _default(item: Field[Any]) -> str:
-    """Return an option's default as a config file would have it."""
+    """Write an option's default as in a config file."""
     value = item.default if item.default_factory is MISSING else item.default_factory()
     if value is MISSING:
         return "required"

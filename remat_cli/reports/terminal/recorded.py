@@ -1,4 +1,4 @@
-"""What `remat inspect snapshot.pickle` reports."""
+"""The report of `remat inspect snapshot.pickle`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def recorded_report(path: Path, recorded: Sequence[RecordedMemory]) -> Report:
     """Return the report on a snapshot.
 
     Args:
-        path: of the snapshot.
-        recorded: one for each device.
+        path: path of the snapshot.
+        recorded: memory of each device.
     """
     parts: list[Any] = [facts([("snapshot", clean(str(path)))])]
     for memory in recorded:

@@ -19,7 +19,7 @@ _COPIES = ", and without copies on the host"
 
 
 def executed_step_report(report: RenderableType, execution: StepExecution) -> RenderableType:
-    """Return the report of `remat verify` with what came of running the step."""
+    """Add the measured run of the step to the report of `remat verify`."""
     style = "green" if execution.holds else "red"
     verdict = "The step runs as planned." if execution.holds else "The step does not run as planned."
     peaks = [
@@ -86,7 +86,7 @@ def _beside_eager(execution: StepExecution) -> str:
 
 
 def step_execution_summary(execution: StepExecution) -> dict[str, Any]:
-    """Return what is added to the summary of `remat verify`."""
+    """Return additions to the summary of `remat verify`."""
     peaks = {"eager": execution.eager, "plain": execution.plain, "plan": execution.plan}
     measured = {
         name: {"predicted_bytes": peak.predicted, "measured_bytes": peak.measured, "agrees": peak.agrees}

@@ -1,4 +1,7 @@
-"""The report of `remat sweep`: overhead against budget, for people, machines and spreadsheets."""
+"""The report of `remat sweep`: overhead against budget.
+
+It has forms for people, programs and spreadsheets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_se
 from remat_cli.studies.sweep import Curve, Point, Sweep
 from remat_cli.units import format_bytes, format_share
 
-# A table with a column for each planner is cut where it would not fit 80 columns: this is without those, and the last.
+# A table with a column for each planner is cut to fit 80 columns: this is its width without those columns and the last.
 _WIDTH, _FIRST_COLUMNS = 80, 24
 _CARRIED = "<"
 _BEGIN_FORMULAS = ("=", "+", "-", "@")
@@ -35,7 +38,7 @@ NO_PLAN = {Status.INFEASIBLE: "infeasible", Status.UNKNOWN: "none found"}
 
 
 def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
-    """Return the report of `remat sweep`: a table, a chart, and where each curve begins and bends."""
+    """Return the report of `remat sweep`: table, chart, ends and knees."""
     curves = [curve for curve in sweep.curves if curve.points]
     labels = [clean(curve.label) for curve in sweep.curves]
     listed = ("; " if any("," in label for label in labels) else ", ").join(labels)
@@ -96,7 +99,7 @@ def _table_of_one(sweep: Sweep, curve: Curve) -> RenderableType:
 
 
 def _side_by_side(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Return the curves in groups whose columns fit beside each other."""
+    """Split the curves into groups whose columns fit side by side."""
     left = _WIDTH - _FIRST_COLUMNS - max((len(curve.label) for curve in curves), default=0)
     groups: list[list[Curve]] = [[]]
     used = 0
@@ -132,7 +135,7 @@ def _table_of_several(sweep: Sweep, curves: Sequence[Curve], shown: Sequence[Cur
 
 
 def least_time(points: Sequence[Point]) -> int | None:
-    """Return the time of the fastest plan; None where there is no plan."""
+    """Return the time of the fastest plan; None without a plan."""
     return min((point.trace.time for point in points if point.trace is not None), default=None)
 
 
@@ -141,7 +144,10 @@ def _budget_cells(sweep: Sweep, budget_bytes: int) -> list[Cell]:
 
 
 def overhead_cell(point: Point, *, is_best: bool = False) -> Text:
-    """Return the overhead of a point's plan, marked where that was found at another budget; or that there is none."""
+    """Return the overhead of a point's plan, or that there is no plan.
+
+    A plan from another budget is marked.
+    """
     if point.solution.overhead is None:
         return Text(NO_PLAN[point.solution.status], STATUS_STYLES[point.solution.status])
     mark = f" {_CARRIED}" if point.found_at is not None else ""
@@ -176,7 +182,7 @@ def _place_cells(sweep: Sweep, point: Point | None) -> list[Cell]:
 
 
 def refusals(curves: Sequence[Curve]) -> list[RenderableType]:
-    """Return a section that says which planners cannot take the graph, and why; none where all can."""
+    """Return a section on planners that refuse the graph, if any."""
     refused = [f"{clean(curve.label)}: {clean(curve.refusal.message)}" for curve in curves if curve.refusal is not None]
     return [section("Planners that cannot take this graph", bullets(refused))] if refused else []
 
@@ -196,7 +202,7 @@ def _remarks(sweep: Sweep) -> list[str]:
 
 
 def point_summary(point: Point) -> dict[str, Any]:
-    """Return what is known of one point, seconds aside."""
+    """Return the figures of one point, without seconds."""
     solution, trace = point.solution, point.trace
     return {
         "budget_bytes": point.budget_bytes,
@@ -216,7 +222,7 @@ def point_summary(point: Point) -> dict[str, Any]:
 
 
 def refusal_summary(curve: Curve) -> Summary | None:
-    """Return why a planner cannot take the graph; None where it can."""
+    """Return the planner's refusal of the graph, or None."""
     return None if curve.refusal is None else {"message": curve.refusal.message, "hint": curve.refusal.hint}
 
 
@@ -262,9 +268,10 @@ def sweep_csv(sweep: Sweep, prepared: Prepared) -> bytes:
 
 
 def csv_bytes(records: Sequence[dict[str, Any]]) -> bytes:
-    """Return records of the same keys as CSV in UTF-8: truth as true and false, what is not there as nothing.
+    """Write records of the same keys as CSV in UTF-8.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, which spreadsheets take as "text".
+    Booleans are true and false, a missing value is empty. Text that a spreadsheet would take for a formula gets a
+    leading apostrophe, which marks text there.
     """
     text = io.StringIO()
     if records:
@@ -280,5 +287,5 @@ def _csv_value(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = clean(value)
-    # Some spreadsheets take the wide forms of these signs for the same.
+    # Some spreadsheets treat the wide forms of these signs alike.
     return f"'{text}" if normalize("NFKC", text.lstrip()[:1]) in _BEGIN_FORMULAS else text

@@ -1,4 +1,7 @@
-"""Schedules in the formats of other viewers: Perfetto, PyTorch's memory viewer, Model Explorer and Netron."""
+"""Schedules in the formats of other viewers.
+
+These are Perfetto, PyTorch's memory viewer, Model Explorer and Netron.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan does about each op of the forward pass, for viewers of the graph."""
+"""The decisions of a plan on each forward op, for viewers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from remat_cli.reports.timeline import Lifetime, Run
 
 
 class Decision(StrEnum):
-    """What a plan does about what an op makes."""
+    """A decision on the outputs of an op."""
 
-    KEEP = "keep"  # for the backward pass; for inference, of what runs once
-    FREE = "free"  # at its last use in the forward pass: the backward pass does not read it
+    KEEP = "keep"  # kept for the backward pass; for inference, outputs of an op that runs once
+    FREE = "free"  # freed at its last use in the forward pass: the backward pass does not read it
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The plan for an op.
+    """The decisions on an op.
 
     Attributes:
-        op: its name.
-        outputs: the tensors that it makes.
-        bytes: of its outputs.
-        decisions: what is done; one that is offloaded may be recomputed, too.
-        recomputed_at: steps that run it again.
+        op: name of the op.
+        outputs: names of its outputs.
+        bytes: bytes of its outputs.
+        decisions: the decisions; an offloaded op may be recomputed, too.
+        recomputed_at: steps that rerun it.
     """
 
     op: str
@@ -39,7 +39,7 @@ class Decided:
 
     @property
     def main(self) -> Decision:
-        """The first of its decisions."""
+        """The first decision."""
         return self.decisions[0]
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Decided:
 
 
 def decided(run: Run) -> Iterator[Decided]:
-    """Yield what a run does about each op of the forward pass, in order."""
+    """Yield a run's decisions on each forward op, in order."""
     again: dict[str, list[int]] = {}
     recomputing = frozenset(run.recomputing)
     for index, name in run.computes:

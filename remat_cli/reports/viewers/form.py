@@ -1,4 +1,4 @@
-"""The forms that a report takes, and the endings of file names that stand for them."""
+"""The forms of a report, and their file name endings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat_cli.errors import UsageError
 
 
 class Form(StrEnum):
-    """What `remat report` writes."""
+    """The form of the file that `remat report` writes."""
 
     HTML = "html"
     TRACE = "trace"
@@ -19,7 +19,7 @@ class Form(StrEnum):
     ONNX = "onnx"
 
 
-# Longer endings stand before those that they end with.
+# Longer endings come before their own endings.
 _ENDINGS: Mapping[str, Form] = {
     ".nodes.json": Form.NODES,
     ".trace.json": Form.TRACE,
@@ -31,10 +31,10 @@ _ENDINGS: Mapping[str, Form] = {
 
 
 def form_of(path: Path) -> Form:
-    """Return the form that a file name stands for; HTML where the name says nothing.
+    """Return the form of a file name; HTML without a known ending.
 
     Raises:
-        UsageError: the name ends with ".json", which several forms do.
+        UsageError: the name ends with ".json", which several forms share.
     """
     name = path.name.lower()
     for ending, form in _ENDINGS.items():

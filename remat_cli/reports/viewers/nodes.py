@@ -1,6 +1,7 @@
-"""A plan as Model Explorer's node data: bytes as values, decisions as colours, on the user's own graph.
+"""A plan as Model Explorer's node data, on the user's own graph.
 
-A node is found by its id, or by the name of a tensor that it makes; both are given where they differ.
+Bytes are values, decisions are colours. Model Explorer finds a node by its id, or by the name of an output; the data
+have both if they differ.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def nodes_bytes(run: Run) -> bytes:
 
 
 def node_facts(run: Run) -> Mapping[str, Mapping[str, str]]:
-    """Return what a run does about each op of the forward pass, by each tensor that the op makes."""
+    """Return the decisions on each forward op, by the op's outputs."""
     return {name: _facts(item) for item in decided(run) for name in item.outputs}
 
 

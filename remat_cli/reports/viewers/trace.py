@@ -1,7 +1,7 @@
-"""A schedule as a trace in Chrome's format, for Perfetto and chrome://tracing.
+"""A schedule as a trace for Perfetto and chrome://tracing.
 
-Times are in microseconds. Where a graph's time has no unit, one of its units is one microsecond; where nothing takes
-time, so is a step.
+The format is Chrome's. Times are in microseconds. If a graph's time has no unit, one of its units is one microsecond;
+if no op takes time, one step is.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Event = dict[str, Any]
 _PROCESS = 1
 _COMPUTE, _FREES, _TO_HOST, _TO_DEVICE = 1, 2, 3, 4
 _TRACKS = {_COMPUTE: "compute", _FREES: "frees", _TO_HOST: "to host", _TO_DEVICE: "to device"}
-_WAYS = {Direction.TO_HOST: _TO_HOST, Direction.TO_DEVICE: _TO_DEVICE}
+_LANES = {Direction.TO_HOST: _TO_HOST, Direction.TO_DEVICE: _TO_DEVICE}
 
 
 def trace_bytes(run: Run, *, budget_bytes: int | None, compressed: bool = False) -> bytes:
-    """Return a run, and the memory of the plain run beside it, as the bytes of a trace.
+    """Return a run and the plain run's memory as a trace.
 
     Args:
-        run: what is shown.
-        budget_bytes: drawn as a line; None without.
-        compressed: by gzip, as `.json.gz`.
+        run: the run to show.
+        budget_bytes: budget, drawn as a line; None for no line.
+        compressed: whether to compress by gzip, as `.json.gz`.
     """
     events = [*_names(run), *_slices(run), *_flows(run), *_counters(run, budget_bytes)]
     texts = ",\n".join(map(_json, events))
@@ -49,7 +49,10 @@ def _micros(run: Run, time: int) -> float:
 
 
 def _starts(run: Run) -> Sequence[int]:
-    """Return [steps + 1] when each step begins, and when the last one ends, in the run's own time."""
+    """Return [steps + 1] start of each step, and the end.
+
+    They are in the run's own time.
+    """
     if run.counts_steps:
         return range(len(run.schedule.steps) + 1)
     return run.trace.times
@@ -69,7 +72,10 @@ def _named(kind: str, args: Mapping[str, Any], track: int = 0) -> Event:
 
 
 def _slices(run: Run) -> Iterator[Event]:
-    """Yield a slice for each step: runs and waits, frees, and copies on the track of their direction."""
+    """Yield a slice for each step.
+
+    Runs and waits, frees, and copies of each direction have a track each.
+    """
     starts, again = _starts(run), frozenset(run.recomputing)
     transfers = {transfer.step: transfer for transfer in run.trace.transfers}
     for index, step in enumerate(run.schedule.steps):
@@ -99,7 +105,7 @@ def _slice(run: Run, track: int, name: str, span: tuple[int, int], args: Mapping
 
 def _copy(run: Run, step: Step, transfer: Transfer) -> Event:
     args = {"step": transfer.step, "bytes": transfer.bytes}
-    return _slice(run, _WAYS[transfer.direction], transfer.tensor, (transfer.start, transfer.end), args, step)
+    return _slice(run, _LANES[transfer.direction], transfer.tensor, (transfer.start, transfer.end), args, step)
 
 
 def _described(graph: Graph, step: Step, again: bool) -> tuple[str, dict[str, Any]]:
@@ -119,7 +125,7 @@ def _described(graph: Graph, step: Step, again: bool) -> tuple[str, dict[str, An
 
 
 def _flows(run: Run) -> Iterator[Event]:
-    """Yield an arrow from each copy to the host to each copy back of it."""
+    """Yield an arrow from each copy to the host to its copies back."""
     left: dict[str, Transfer] = {}
     number = 0
     for transfer in run.trace.transfers:
@@ -143,7 +149,7 @@ def _counters(run: Run, budget_bytes: int | None) -> Iterator[Event]:
 
 
 def _memory(name: str, run: Run) -> Iterator[Event]:
-    """Yield the memory of each step from where it begins, where it differs from that of the step before."""
+    """Yield the memory of each step at its start, when it changes."""
     starts, steps = _starts(run), run.schedule.steps
     held, at_start = -1, run.trace.memory_bytes[0]
     for index, memory in enumerate((at_start, *run.trace.memory_bytes[1:])):

@@ -1,6 +1,8 @@
-"""onnxruntime: the model rewritten so that a session follows the schedule, executed and measured.
+"""onnxruntime: rewritten models, executed and measured.
 
-`rewrite` makes the model, `external_data` its references to weights, `session` the options of a session that follows
-it; `execution` runs it in a child process (`measured_process`) beside the model as it is, and `memory_divergence` finds
-where its memory departs from what was predicted.
+A session that runs a rewritten model follows the schedule.
+
+`rewrite` writes the model, `external_data` its references to weights, `session` the options of the session. `execution`
+runs the model and its original in child processes (`measured_process`). `memory_divergence` finds the first op whose
+measured memory differs from the prediction.
 """

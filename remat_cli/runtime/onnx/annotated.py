@@ -1,4 +1,7 @@
-"""The user's own model with what a plan does about each node in its metadata, for viewers such as Netron."""
+"""The user's model with a plan's facts in its nodes' metadata.
+
+Viewers such as Netron show these facts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def check_can_annotate(path: Path) -> None:
     """Check that `path` is a model whose nodes can be annotated.
 
     Raises:
-        UsageError: it is no ONNX model.
+        UsageError: the file is no ONNX model.
     """
     if names_function(path) or Source(path).is_json:
         raise UsageError(
@@ -29,16 +32,18 @@ def check_can_annotate(path: Path) -> None:
 
 
 def annotated_model(path: Path, target: Path | None, facts: Mapping[str, Mapping[str, str]]) -> bytes:
-    """Return the model at `path` with facts in the `metadata_props` of its nodes, and nothing else changed.
+    """Return the model at `path` with facts in its nodes' `metadata_props`.
+
+    Nothing else is changed.
 
     Args:
         path: the model.
-        target: where it will stand; references to weights in other files are made right for that. None is anywhere.
-        facts: what to say of a node, by the name of any value that it makes.
+        target: path of the new file, to which references to weights are adapted; None stands for any path.
+        facts: facts of a node, by the name of any of its outputs.
 
     Raises:
-        GraphError: the file is no ONNX model, or cannot be written.
-        UsageError: the model could not refer to its weights from there.
+        GraphError: the file is no ONNX model, or the new file cannot be written.
+        UsageError: the weights cannot be referred to from `target`.
     """
     import onnx
 

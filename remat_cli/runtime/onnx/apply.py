@@ -1,4 +1,7 @@
-"""A schedule applied to its model: misfits are refused, and the rewritten model is checked and described."""
+"""A schedule applied to its model.
+
+A schedule of another model is refused; the rewritten model is checked and described.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ _METADATA = "remat."
 
 
 def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> None:
-    """Check that onnxruntime could run `schedule` on the model at `path`.
+    """Check that onnxruntime can run `schedule` on the model at `path`.
 
     Args:
         path: the model.
-        options: how it is read, the mode included.
-        schedule: what should be run.
+        options: options of reading the model, with the mode.
+        schedule: the schedule to execute.
 
     Raises:
-        UsageError: it could not; says why, and what to do.
+        UsageError: onnxruntime cannot run it; the message has the reason and a remedy.
     """
     if names_function(path):
         raise UsageError(
@@ -81,25 +84,30 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
 
 
 def read_for(path: Path, options: GraphOptions, *, keep_data: bool) -> SizedModel:
-    """Read the model at `path` as it was read to be planned; `keep_data` keeps what it is rewritten from."""
+    """Read the model at `path` as for planning.
+
+    `keep_data` keeps the data for rewriting.
+    """
     return read_sized(Source(path), replace(options, mode="inference", aliasing=Aliasing.ORT_CPU), keep_data=keep_data)
 
 
 def apply_schedule(
     path: Path, options: GraphOptions, graph: Graph, schedule: Schedule, facts: Mapping[str, object]
 ) -> Rewritten:
-    """Return the model at `path`, rewritten to run `schedule`, which `graph` has been replayed with.
+    """Return the model at `path`, rewritten to run `schedule`.
+
+    The schedule has been replayed on `graph`.
 
     Args:
         path: the model.
-        options: how it was read to be planned.
-        graph: what was planned.
-        schedule: the steps; only its computes matter, as everything is freed as early as can be. Those of dead ops are
-            left out.
-        facts: written into the model's metadata beside the version of remat; None is left out.
+        options: options of reading the planned graph.
+        graph: the planned graph.
+        schedule: the schedule; only its computes matter, as onnxruntime frees all values as early as possible.
+            Dead ops are left out.
+        facts: facts for the model's metadata, which has the version of remat, too; None is left out.
 
     Raises:
-        GraphError: an op needs the size of a value that is only estimated, before that value is made.
+        GraphError: an op needs an estimated size of a value that does not exist yet.
     """
     live = without_dead_ops(graph).op
     computes = [name for name in schedule.computes if name in live]
@@ -115,10 +123,12 @@ def apply_schedule(
 
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
-    """Return the file of a model; the same model gives the same bytes.
+    """Return the file of a model.
+
+    The same model always gives the same bytes.
 
     Raises:
-        GraphError: a file cannot hold it.
+        GraphError: the model is too large for a file.
     """
     with onnx_faults("the rewritten model cannot be written", "save the model with external data, and plan that file"):
         content: bytes = model.SerializeToString(deterministic=True)
@@ -126,14 +136,16 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 
 def checked(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
-    """Hold a rewritten model against onnx's checker; return what the checker says of the model as it is.
+    """Check a rewritten model with onnx's checker.
+
+    Return the checker's complaint about the original model, if any.
 
     Args:
         model: the rewritten model.
-        path: the model as it is.
+        path: the original model.
 
     Raises:
-        RuntimeError: the checker has something to say that it does not say of the model as it is: a fault in remat.
+        RuntimeError: the checker's complaint is not the one about the original model: a fault in remat.
     """
     complaint = _complaint(model)
     if complaint is None:
@@ -145,7 +157,10 @@ def checked(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
 
 
 def _complaint(model: onnx.ModelProto) -> str | None:
-    """Return what onnx's checker says of a model, or None; its weights are not looked at."""
+    """Return the complaint of onnx's checker, or None.
+
+    Weights are not checked.
+    """
     import onnx
 
     try:
@@ -156,7 +171,10 @@ def _complaint(model: onnx.ModelProto) -> str | None:
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which inputs stand in for weights: the checker would open the files that they are in."""
+    """Return a copy with inputs in place of weights.
+
+    The checker would open the weights' files.
+    """
     import onnx
     from onnx import helper
 

@@ -1,4 +1,7 @@
-"""A model and its rewritten form, run in child processes: outputs, order and memory held against each other."""
+"""A model and its rewritten form, executed in child processes.
+
+Their outputs, order and memory are compared.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +44,19 @@ from remat_cli.units import format_bytes
 if TYPE_CHECKING:
     import onnx
 
-# Tolerance between measured and predicted peak: the larger of the two.
+# Tolerances between measured and predicted peak; the larger one counts.
 TOLERANCE_BYTES = 2 * 2**20
 TOLERANCE_SHARE = 0.03
-# Tolerance between two runs of the same model, which came to within 130 KiB of each other.
+# Tolerance between two runs of the same model; they agreed within 130 KiB.
 NOISE_BYTES = 2**18
 _TIMED_RUNS = 5
 _MEASURED_RUNS = 3
 _ITERATIONS = 2
 _KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-# The number of runs, or the size of the results, of these depends on values.
+# The number of runs, or the size of results, of these ops depends on values.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
 
-# onnxruntime says this where a kernel refuses its inputs, not where it refuses the model.
+# Text in onnxruntime's message if a kernel refuses its inputs, not if the model is refused.
 _WHILE_RUNNING = "while running"
 
 _RANDOM_TYPES = frozenset(
@@ -63,12 +66,12 @@ _RANDOM_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ProcessPeak:
-    """The peak of a run beside weights and graph inputs, in bytes.
+    """The peak of a run without weights and graph inputs, in bytes.
 
     Attributes:
-        predicted: by the simulator.
-        measured: in onnxruntime.
-        at_most: which branch runs, or how often, is not known: what is predicted is the most that it may take.
+        predicted: peak in the simulator.
+        measured: peak in onnxruntime.
+        at_most: the prediction is an upper bound: which branch runs, or how often, is unknown.
     """
 
     predicted: int
@@ -77,7 +80,10 @@ class ProcessPeak:
 
     @property
     def agrees(self) -> bool:
-        """Whether the two are within the tolerance, or less is measured than the most that it may take."""
+        """Whether both peaks agree within the tolerance.
+
+        For an upper bound the measured peak may also be lower.
+        """
         off = self.measured - self.predicted
         tolerance = max(TOLERANCE_BYTES, TOLERANCE_SHARE * self.predicted)
         return off <= tolerance and (self.at_most or off >= -tolerance)
@@ -85,20 +91,25 @@ class ProcessPeak:
 
 @dataclass(frozen=True, slots=True)
 class UsualRun:
-    """What the model takes in a session with onnxruntime's default options: optimised, with an arena.
+    """Peak and time of the model with onnxruntime's default options.
+
+    By default, onnxruntime optimises the model and uses an arena.
 
     Attributes:
-        peak_bytes: what the process comes to hold beside weights and graph inputs; None where it does not run.
-        time_ns: of one run.
-        failure: why it does not run.
+        peak_bytes: most bytes of the process without weights and graph inputs; None if the model does not run.
+        time_ns: time of one run.
+        failure: why the model does not run.
     """
 
     peak_bytes: int | None = None
     time_ns: int | None = None
     failure: str = ""
 
-    def beside(self, measured: int) -> str:
-        """Return what this takes beside what was measured with `session_options()`, in a sentence, no full stop."""
+    def compared_with(self, measured: int) -> str:
+        """Return a sentence that compares `measured` with this run.
+
+        `measured` is the peak with `session_options()`. The sentence has no full stop.
+        """
         ours = f"measured at {format_bytes(measured)} with remat_cli.session_options()"
         if self.peak_bytes is None:
             return f"{ours}; with its own options onnxruntime does not run it: {self.failure}"
@@ -107,15 +118,17 @@ class UsualRun:
 
 @dataclass(frozen=True)
 class InBothSessions:
-    """What one model takes in a session with `session_options()`, and in one with onnxruntime's own options.
+    """Peaks and times of a model in two sessions.
+
+    One has `session_options()`, the other onnxruntime's own options.
 
     Attributes:
-        version: of onnxruntime.
-        ours: with `session_options()`.
-        time_ns: of one run of it.
-        usual: with onnxruntime's own options.
-        random_weights: number of weights whose files are not there, and which were drawn instead.
-        upper_bounds: ops that may take less than is predicted.
+        version: version of onnxruntime.
+        ours: peak with `session_options()`.
+        time_ns: time of one run with `session_options()`.
+        usual: peak and time with onnxruntime's own options.
+        random_weights: number of weights without a file, drawn at random.
+        upper_bounds: ops that may need less memory than predicted.
     """
 
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
@@ -128,7 +141,10 @@ class InBothSessions:
     upper_bounds: tuple[str, ...] = ()
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
-        """Return the error for a peak that is not the one predicted of `graph`; None where it is."""
+        """Return the error for a peak that differs from the prediction.
+
+        None if the peaks agree.
+        """
         if self.ours.agrees:
             return None
         return InvalidSchedule(
@@ -141,26 +157,26 @@ class InBothSessions:
 
 @dataclass(frozen=True)
 class ModelExecution:
-    """What came of running a model as it is and as rewritten, on the same inputs.
+    """The results of a model and its rewritten form on the same inputs.
 
     Attributes:
-        version: of onnxruntime.
-        usual: the model as it is, with onnxruntime's own options; None where that was not asked for.
-        plain: the model as it is, with ours.
-        plan: the model as rewritten.
-        plain_time_ns: of one run of the model as it is; None where that was not asked for.
-        plan_time_ns: of one run of the rewritten model, likewise.
-        fused: whether onnxruntime's optimiser has worked on the model.
-        nodes: number of nodes of the rewritten model that ran.
-        outputs: names of the outputs that were compared.
-        changed: those of them that are not the same bit by bit.
-        not_finite: those of them that hold infinity or what is no number, of which little can be learnt.
-        out_of_order: where the executed order departs from the schedule: the place, the node that should have run
-            and the one that did; None where it does not.
-        parted_at: where the measured memory departs from the predicted one: the op; None where it does not, or where
-            no single op does.
-        random_weights: number of weights whose files are not there, and which were drawn instead.
-        upper_bounds: ops that may take less than is predicted.
+        version: version of onnxruntime.
+        usual: the original model, with onnxruntime's own options; None if not asked for.
+        plain: the original model, with `session_options()`.
+        plan: the rewritten model.
+        plain_time_ns: time of one run of the original model; None if not asked for.
+        plan_time_ns: time of one run of the rewritten model; None if not asked for.
+        fused: whether onnxruntime's optimiser has changed the model.
+        nodes: number of executed nodes of the rewritten model.
+        outputs: names of the compared outputs.
+        changed: outputs that are not equal bit by bit.
+        not_finite: outputs with infinity or NaN, whose comparison proves little.
+        out_of_order: first difference between the executed order and the schedule: the place, the scheduled node and
+            the executed node; None if they agree.
+        parted_at: op at which the measured memory differs from the prediction; None if they agree, or no single op is
+            at fault.
+        random_weights: number of weights without a file, drawn at random.
+        upper_bounds: ops that may need less memory than predicted.
     """
 
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
@@ -183,16 +199,19 @@ class ModelExecution:
 
     @property
     def holds(self) -> bool:
-        """Whether the rewritten model does what the schedule says."""
+        """Whether the rewritten model agrees with the schedule."""
         return not self.changed and self.out_of_order is None and self.plan.agrees and not self.takes_more
 
     @property
     def takes_more(self) -> bool:
-        """Whether the rewritten model was measured to need more memory than the model as it is."""
+        """Whether the rewritten model measurably needs more memory."""
         return self.plan.measured > self.plain.measured + NOISE_BYTES
 
     def broken(self, graph: Graph) -> InvalidSchedule | None:
-        """Return the error for the first departure of the rewritten model from graph and schedule; None without one."""
+        """Return the error for the rewritten model's first fault.
+
+        A fault is a difference from graph or schedule. None without a fault.
+        """
         if self.changed:
             random = [op.name for op in graph.ops if not op.recomputable]
             return InvalidSchedule(
@@ -245,24 +264,24 @@ def execute(
     beside_usual: bool = False,
     observe: Observer | None = None,
 ) -> ModelExecution:
-    """Run a model as it is and as rewritten.
+    """Run a model and its rewritten form.
 
     Args:
-        path: the model as it is.
-        model: what was read of it.
-        rewritten: the model as rewritten.
-        graph: what was planned.
-        computes: the schedule that it was rewritten for; dead ops in it were left out.
-        fed: values of inputs that are not drawn, by name, as `--input` takes them.
-        seed: of the random inputs and, where there are none, weights.
-        time_limit: seconds that each process may take.
-        beside_usual: run it with onnxruntime's own options, too, and take the time of all three.
-        observe: is told what runs.
+        path: the original model.
+        model: the model as read.
+        rewritten: the rewritten model.
+        graph: the planned graph.
+        computes: computes of the schedule.
+        fed: given values of inputs, by name, as for `--input`.
+        seed: seed of random inputs, and of weights without a file.
+        time_limit: time limit of each process, in seconds.
+        beside_usual: run the model with onnxruntime's own options, too, and time all three runs.
+        observe: is told the progress.
 
     Raises:
-        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
-        GraphError: onnxruntime cannot run the model as it is.
-        InvalidSchedule: it cannot run the rewritten model, or a process was killed or took too long.
+        UsageError: as in `check_can_measure`, or an input has a type without random values.
+        GraphError: onnxruntime cannot run the original model.
+        InvalidSchedule: onnxruntime cannot run the rewritten model, or a process was killed or took too long.
     """
     check_can_measure()
     live = without_dead_ops(graph)
@@ -291,7 +310,7 @@ def execute(
                 parted_at = _parted_at(child, rewritten, live, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
-    outputs = {name: found for name, found in plain["outputs"].items() if found is not None}
+    outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
     return ModelExecution(
         version=plan["version"],
         usual=usual,
@@ -302,8 +321,8 @@ def execute(
         fused=is_fused(rewritten.proto),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
-        changed=tuple(name for name, found in outputs.items() if plan["outputs"].get(name) != found),
-        not_finite=tuple(name for name, found in outputs.items() if not found["finite"]),
+        changed=tuple(name for name, digest in outputs.items() if plan["outputs"].get(name) != digest),
+        not_finite=tuple(name for name, digest in outputs.items() if not digest["finite"]),
         out_of_order=_out_of_order(rewritten, order),
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
@@ -326,18 +345,18 @@ def in_both_sessions(
     """Run one model with `session_options()` and with onnxruntime's own options.
 
     Args:
-        path: the model as it is.
-        model: what was read of it.
-        graph: what predicts.
-        schedule: by which the model runs.
-        rewritten: the model, where it is not the one at `path`.
-        fed: values of inputs that are not drawn, by name, as `--input` takes them.
-        seed: of the random inputs and, where there are none, weights.
-        time_limit: seconds that each process may take.
-        observe: is told what runs.
+        path: the original model.
+        model: the model as read.
+        graph: the graph that predicts the memory.
+        schedule: the model's schedule.
+        rewritten: the model, if not the one at `path`.
+        fed: given values of inputs, by name, as for `--input`.
+        seed: seed of random inputs, and of weights without a file.
+        time_limit: time limit of each process, in seconds.
+        observe: is told the progress.
 
     Raises:
-        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        UsageError: as in `check_can_measure`, or an input has a type without random values.
         GraphError: onnxruntime cannot run the model.
         InvalidSchedule: a process was killed or took too long.
     """
@@ -348,35 +367,37 @@ def in_both_sessions(
         run = partial(child.run, path) if rewritten is None else partial(child.run_proto, rewritten)
         try:
             observe.phase("running the model with session_options()")
-            found = run(timed_runs=_TIMED_RUNS)
+            result = run(timed_runs=_TIMED_RUNS)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
         observe.phase("running the model with onnxruntime's own options")
         usual = _usual_run(run)
     bounds = upper_bounds(model.graph)
-    ours = ProcessPeak(_peak(graph, schedule), found["peak_bytes"], bool(bounds))
+    ours = ProcessPeak(_peak(graph, schedule), result["peak_bytes"], bool(bounds))
     drawn = len(child.request["random_weights"])
-    return InBothSessions(found["version"], ours, found["time_ns"], usual, drawn, bounds)
+    return InBothSessions(result["version"], ours, result["time_ns"], usual, drawn, bounds)
 
 
 def times_of(
     path: Path, model: SizedModel, rewritten: Rewritten, *, runs: int, seed: int = 0, time_limit: float = 600
 ) -> tuple[str, dict[str, list[int]]]:
-    """Run a rewritten model several times, on random inputs, and take down what each node takes.
+    """Measure the times of a rewritten model's nodes.
+
+    The model runs several times, on random inputs.
 
     Args:
-        path: the model as it is.
-        model: what was read of it.
-        rewritten: the model as rewritten.
-        runs: how often.
-        seed: of the random inputs and, where there are none, weights.
-        time_limit: seconds that this may take.
+        path: the original model.
+        model: the model as read.
+        rewritten: the rewritten model.
+        runs: number of runs.
+        seed: seed of random inputs, and of weights without a file.
+        time_limit: time limit in seconds.
 
     Returns:
-        The version of onnxruntime; by the name of each node, nanoseconds of each run.
+        The version of onnxruntime, and by node name the nanoseconds of each run.
 
     Raises:
-        UsageError: as `check_can_measure`, or an input is of a type that cannot be drawn.
+        UsageError: as in `check_can_measure`, or an input has a type without random values.
         GraphError: onnxruntime cannot run the model.
         InvalidSchedule: a process was killed or took too long.
     """
@@ -384,30 +405,32 @@ def times_of(
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         try:
-            found = child.run_proto(rewritten.proto, profile=True, runs=runs)
+            result = child.run_proto(rewritten.proto, profile=True, runs=runs)
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
-    return found["version"], found["times_ns"]
+    return result["version"], result["times_ns"]
 
 
 def kernels_of(
     path: Path, model: SizedModel, nodes: Iterable[Node], *, seed: int = 0, time_limit: float = 600
 ) -> dict[str, int]:
-    """Run some nodes each by itself, on random inputs, and return the workspace of their kernels, by name.
+    """Measure the kernels' workspace of single nodes, by name.
 
-    A node that does not run by itself, or whose inputs cannot be drawn, is left out.
+    Each node runs alone, on random inputs.
+
+    A node that does not run alone, or whose inputs have no random values, is left out.
 
     Args:
         path: the model.
-        model: what was read of it, its data kept.
-        nodes: nodes of its main graph, without bodies.
-        seed: of the random inputs and, where there are none, weights.
-        time_limit: seconds that each may take.
+        model: the model as read, with its data.
+        nodes: nodes of the main graph, without bodies.
+        seed: seed of random inputs, and of weights without a file.
+        time_limit: time limit of each node, in seconds.
 
     Raises:
-        UsageError: an input of the whole model is of a type that cannot be drawn.
+        UsageError: an input of the whole model has a type without random values.
     """
-    values, found = model.graph.values, {}
+    values, workspace = model.graph.values, {}
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, None, Path(folder)), time_limit)
         for node in nodes:
@@ -417,12 +440,12 @@ def kernels_of(
                 answer = child.run_proto(alone, inputs=inputs)
             except (_Failed, UsageError):
                 continue
-            found[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
-    return found
+            workspace[node.name] = max(0, answer["peak_bytes"] - sum(values[name].type.bytes for name in node.outputs))
+    return workspace
 
 
 def _alone(model: SizedModel, node: Node) -> onnx.ModelProto:
-    """Return a model of one node; the weights that it reads are those of the whole."""
+    """Return a model of one node with the original weights."""
     import onnx
     from onnx import helper
 
@@ -450,10 +473,10 @@ def _type_of(value: Value) -> onnx.TypeProto:
 
 
 def check_can_measure() -> None:
-    """Check that there is an onnxruntime, and an operating system that tells what it takes.
+    """Check that onnxruntime and Linux's memory counters exist.
 
     Raises:
-        UsageError: one of them is missing.
+        UsageError: onnxruntime or the counters are missing.
     """
     import_onnxruntime()
     if not Path("/proc/self/clear_refs").exists():
@@ -466,7 +489,10 @@ def check_can_measure() -> None:
 def _request(
     path: Path, model: SizedModel, seed: int, fed: Mapping[str, Any] | None, workplace: Path
 ) -> dict[str, Any]:
-    """Return what all runs have in common; arrays that are fed lie in files in `workplace`."""
+    """Return the common part of all requests to child processes.
+
+    Arrays of given values are written to files in `workplace`.
+    """
     values = model.graph.values
     given = {name: values[name].data for name in model.graph.inputs}
     data = {name: array for name, array in given.items() if array is not None}
@@ -491,9 +517,10 @@ def _request(
 
 
 def _trip_counts(model: SizedModel) -> dict[str, int]:
-    """Return the inputs that say how often a Loop runs, each with a number that fits the sizes that were planned.
+    """Return trip counts for Loops by input, which fit planned sizes.
 
-    That is the length of what a Loop collects. A Loop that collects nothing takes as much in two iterations as in more.
+    A trip count is the length of a Loop's scan outputs. A Loop without scan outputs needs as much memory in two
+    iterations as in more.
     """
     maker = {name: node.node for node in model.graph.nodes for name in node.node.outputs}
     counts = {}
@@ -501,7 +528,7 @@ def _trip_counts(model: SizedModel) -> dict[str, int]:
         name = node.input[0]
         while name in maker and maker[name].proto.op_type in _KEEP_NUMBERS:
             name = maker[name].proto.input[0]
-        kinds = [model.graph.values[made].type for made in node.output[len(node.input) - 2 :] if made]
+        kinds = [model.graph.values[output].type for output in node.output[len(node.input) - 2 :] if output]
         lengths = [kind.shape[0] for kind in kinds if isinstance(kind, TensorType) and kind.shape]
         if name in model.graph.inputs:
             counts[name] = max(lengths, default=_ITERATIONS)
@@ -509,7 +536,10 @@ def _trip_counts(model: SizedModel) -> dict[str, int]:
 
 
 def _read_in(model: onnx.ModelProto) -> set[str]:
-    """Return what a model's nodes read: onnxruntime drops unread weights and rejects values supplied for them."""
+    """Return the names of values that a model's nodes read.
+
+    onnxruntime drops unread weights, and rejects values for them.
+    """
     return {name for node in all_nodes(model.graph.node) for name in node.input}
 
 
@@ -534,11 +564,11 @@ def _drawn_weight(tensor: onnx.TensorProto) -> tuple[str, str, Sequence[int]]:
 
 
 class _Failed(Exception):
-    """A child process did not give a result.
+    """A child process ended without a result.
 
     Attributes:
-        reason: why, for people.
-        hint: what to do; empty where the model itself is at fault.
+        reason: why, in words.
+        hint: remedy; empty if the model itself is at fault.
     """
 
     def __init__(self, reason: str, hint: Wording = "") -> None:
@@ -547,7 +577,10 @@ class _Failed(Exception):
         self.hint = hint
 
     def as_error(self, what: str, kind: type[GraphError | InvalidSchedule]) -> GraphError | InvalidSchedule:
-        """Return the error to show: one about the model, or one without a cause."""
+        """Return the error to show.
+
+        It blames the model, or says only that nothing was verified.
+        """
         if self.hint:
             return InvalidSchedule(f"the schedule could not be verified: {self.reason}", hint=self.hint)
         return kind(
@@ -564,9 +597,9 @@ class _Child:
     """Runs models, each in a process of its own.
 
     Attributes:
-        folder: for files that come and go.
-        request: what all runs have in common.
-        time_limit: seconds that each may take.
+        folder: folder for temporary files.
+        request: common part of all requests.
+        time_limit: time limit of each process, in seconds.
     """
 
     folder: Path
@@ -574,7 +607,10 @@ class _Child:
     time_limit: float
 
     def run_proto(self, model: onnx.ModelProto, *, profile: bool = False, **particular: Any) -> dict[str, Any]:
-        """Run a model that is not in a file yet: for its peak, or with `profile` for its order and times."""
+        """Run a model in memory for its peak.
+
+        With `profile` it runs for its order and times.
+        """
         path = self.folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         read = _read_in(model)
@@ -586,7 +622,7 @@ class _Child:
         """Run the model in a file.
 
         Raises:
-            _Failed: see there.
+            _Failed: the process gave no result.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
         usual = {"profile_prefix": None, "runs": 1, "timed_runs": 0, "as_it_comes": False}
@@ -620,10 +656,10 @@ class _Child:
 
 def _usual_run(run: Callable[..., dict[str, Any]]) -> UsualRun:
     try:
-        found = run(as_it_comes=True, timed_runs=_TIMED_RUNS)
+        result = run(as_it_comes=True, timed_runs=_TIMED_RUNS)
     except _Failed as failed:
         return UsualRun(failure=failed.reason)
-    return UsualRun(found["peak_bytes"], found["time_ns"])
+    return UsualRun(result["peak_bytes"], result["time_ns"])
 
 
 def _crash(code: int, said: str) -> _Failed:
@@ -636,7 +672,7 @@ def _crash(code: int, said: str) -> _Failed:
 
 
 def _refusal(message: str) -> _Failed:
-    """Return the failure that an exception in the child means."""
+    """Return the failure for an exception in the child."""
     is_memory = any(text in message for text in ("out of memory", "bad_alloc", "Failed to allocate memory"))
     return _Failed(message, "the machine has too little memory: use smaller sizes" if is_memory else "")
 
@@ -646,9 +682,11 @@ def _peak(graph: Graph, schedule: Schedule) -> int:
 
 
 def _out_of_order(rewritten: Rewritten, executed: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return where the executed order departs first from the file's; nodes in bodies are not looked at.
+    """Return the first difference between executed order and file.
 
-    Nor are casts that do not run at all: onnxruntime leaves out those that change nothing.
+    Nodes in bodies are not compared.
+
+    Casts that do not run are not compared, either: onnxruntime leaves out casts that change nothing.
     """
     in_bodies = {node.name for graph in islice(all_graphs(rewritten.proto.graph), 1, None) for node in graph.node}
     left_out = {node.name for node in rewritten.proto.graph.node if node.op_type == "Cast"} - set(executed)
@@ -664,7 +702,7 @@ def _out_of_order(rewritten: Rewritten, executed: Sequence[str]) -> tuple[int, s
 def _parted_at(
     child: _Child, rewritten: Rewritten, graph: Graph, schedule: Schedule, observe: Observer, *, at_most: bool
 ) -> str | None:
-    """Return the op by which the measured memory departs from the predicted one."""
+    """Return the op at which memory departs from the prediction."""
     memory = simulate(graph, schedule).memory_bytes[1:]
     steps = zip(schedule.steps, memory, strict=True)
     predicted = [size - graph.fixed_bytes for step, size in steps if isinstance(step, Compute | Inplace)]
@@ -673,5 +711,5 @@ def _parted_at(
         observe.phase(f"looking for the op at which memory departs: {len(model.graph.node)} nodes")
         return not ProcessPeak(peak, child.run_proto(model)["peak_bytes"], at_most).agrees
 
-    found = first_parting(rewritten, predicted, departs)
-    return None if found is None else schedule.computes[found]
+    index = first_parting(rewritten, predicted, departs)
+    return None if index is None else schedule.computes[index]

@@ -1,7 +1,8 @@
-"""References to weights in other files: kept, or made right for another folder. The files are never opened.
+"""References to weights in other files.
 
-A reference is relative to the folder of the model, and must not lead out of it: onnx and onnxruntime refuse one that
-does.
+They are kept, or adapted to another folder. The files are never opened.
+
+A reference is relative to the model's folder, and must stay inside: onnx and onnxruntime refuse others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a model, at any depth, whose data is in another file."""
+    """Yield tensors with data in another file, at any depth of a model."""
     for graph in all_graphs(model.graph):
         for sparse in graph.sparse_initializer:
             yield from (one for one in (sparse.values, sparse.indices) if _is_elsewhere(one))
@@ -33,29 +34,31 @@ def _is_elsewhere(tensor: onnx.TensorProto) -> bool:
 
 
 def location_of(tensor: onnx.TensorProto) -> str:
-    """Return the path of the file that holds a tensor's data, as the model gives it."""
+    """Return the path of a tensor's data file in the model."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def external_files(model: onnx.ModelProto, source: Path) -> dict[str, Path]:
-    """Return the files that a model at `source` refers to, by how it refers to them."""
+    """Return the files that a model at `source` refers to, by reference."""
     folder = Path(os.path.realpath(source.parent))
     return {location: folder / location for location in sorted(set(map(location_of, external_tensors(model))))}
 
 
 def absent_files(model: onnx.ModelProto, source: Path) -> list[str]:
-    """Return the files that a model at `source` refers to and that are not there, as it refers to them."""
+    """Return the model's references to missing files."""
     return [location for location, path in external_files(model, source).items() if not path.exists()]
 
 
 def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:
-    """Make the references of `model`, which was read from `source`, right for a file at `target`.
+    """Adapt a model's references to a file at `target`.
 
-    Nothing changes where both stand in the same folder, nor for weights that are not there: they have to be put beside
+    The model was read from `source`.
+
+    Nothing changes if both are in the same folder. References to missing files stay: these files must lie relative to
     either.
 
     Raises:
-        UsageError: the weights are not in the folder of `target` or below it.
+        UsageError: the weights are outside of the folder of `target`.
     """
     home, folder = (Path(os.path.realpath(path.parent)) for path in (source, target))
     below = os.path.relpath(home, folder)
@@ -72,10 +75,10 @@ def rebase(model: onnx.ModelProto, source: Path, target: Path) -> None:
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = str(PurePosixPath(Path(below).as_posix()) / location)
-        weights, found = home / location, folder / location_of(tensor)
-        if not os.path.samefile(weights, found):
+        weights, wanted = home / location, folder / location_of(tensor)
+        if not os.path.samefile(weights, wanted):
             raise UsageError(
-                f"{str(found)!r} is not the file {str(weights)!r} that holds the weights",
+                f"{str(wanted)!r} is not the file {str(weights)!r} that holds the weights",
                 hint="write the model beside its weights",
             )
 

@@ -1,7 +1,7 @@
-"""A model as onnxruntime's optimiser leaves it, as a file to plan: fused kernels, and a plan that nothing undoes.
+"""A model optimised by onnxruntime, as a file to plan.
 
-The optimiser would merge what a plan repeats, so it has to work first. What it writes by default runs wherever
-onnxruntime does; with the layouts that suit this processor it runs on processors like this one.
+The optimiser would merge the repeats of a plan, so it must run before planning. By default the result runs on all
+processors; with layouts for this processor it runs on similar ones.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _FATAL = 4
 
 @dataclass(frozen=True)
 class Fused:
-    """A model and what the optimiser made of it.
+    """An optimised model, with counts of its nodes.
 
     Attributes:
-        proto: the optimised model; weights in other files are still referred to as seen from the model's folder.
-        version: of onnxruntime.
-        nodes_before: number of nodes of the model as it is.
-        fused: number of nodes by op, of ops that only onnxruntime has.
+        proto: the optimised model; its references to weights are relative to the original model's folder.
+        version: version of onnxruntime.
+        nodes_before: number of nodes of the original model.
+        fused: number of nodes by type, of onnxruntime's own ops.
     """
 
     proto: onnx.ModelProto
@@ -45,14 +45,14 @@ class Fused:
 
 
 def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
-    """Return the model at `path` as onnxruntime's optimiser leaves it.
+    """Return the model at `path`, optimised by onnxruntime.
 
     Args:
-        path: the model; its weights have to be there, as the optimiser computes with them.
-        for_this_machine: store tensors as suits this processor, too.
+        path: the model; its weights must exist, as the optimiser computes with them.
+        for_this_machine: use tensor layouts for this processor, too.
 
     Raises:
-        UsageError: onnxruntime is not installed, or weights are not there.
+        UsageError: onnxruntime is not installed, or weights are missing.
         GraphError: the model cannot be read, or onnxruntime refuses it.
     """
     runtime = import_onnxruntime()
@@ -70,7 +70,8 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
         first, second = (Path(folder) / name for name in ("first.onnx", "second.onnx"))
         weights = str(path.resolve().parent)
         _optimise(runtime, path, path, first, level, weights)
-        # Casts for ops without a kernel of float16 are put in at the end: only now those of weights can be computed.
+        # The optimiser inserts casts for ops without a kernel of float16 at the end: only now can those of weights be
+        # computed.
         _optimise(runtime, path, first, second, level, weights)
         proto = _tidied(load_model(Source(second), keep_data=True).proto)
     if not any(entry.key == FUSED_BY for entry in proto.metadata_props):
@@ -84,14 +85,17 @@ def fuse(path: Path, *, for_this_machine: bool = False) -> Fused:
 
 
 def _optimise(runtime: Any, path: Path, source: Path, target: Path, level: Any, weights: str) -> None:
-    """Write what the optimiser makes of one file to another; `path` is what messages name."""
+    """Optimise a model from one file into another.
+
+    Messages name `path`.
+    """
     options = runtime.SessionOptions()
     options.graph_optimization_level, options.log_severity_level = level, _FATAL
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     try:
         runtime.InferenceSession(source.read_bytes(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # whatever onnxruntime raises goes to the user as a message
+    except Exception as error:  # the message of any exception in onnxruntime goes to the user
         raise GraphError(
             f"{path} does not run in onnxruntime: {one_line(error)}",
             hint="does this version of onnxruntime have a kernel for each of its ops?",
@@ -99,7 +103,10 @@ def _optimise(runtime: Any, path: Path, source: Path, target: Path, level: Any, 
 
 
 def _tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without operator sets that it does not use: onnxruntime imports all that it knows."""
+    """Return the model without unused operator sets.
+
+    onnxruntime imports all sets that it knows.
+    """
     used = {node.domain for node in all_nodes(proto.graph.node)} | {""}
     imported = [(one.domain, one.version) for one in proto.opset_import if one.domain in used]
     del proto.opset_import[:]

@@ -1,4 +1,7 @@
-"""The time of each op of an ONNX model in onnxruntime, by its profile, and the workspace where no rule gives it."""
+"""Measured times of an ONNX model's ops in onnxruntime.
+
+Workspace is measured if no rule gives it.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,29 @@ from remat_cli.runtime.onnx.apply import read_for
 from remat_cli.runtime.onnx.execution import kernels_of, times_of
 from remat_cli.runtime.onnx.rewrite import rewrite
 
-# The first run is not counted: it touches the weights.
+# The first run does not count: it loads the weights.
 _RUNS = 6
 
 
 def measure_model(
     path: Path, options: GraphOptions, graph: Graph, *, time_limit: float = 600, observe: Observer | None = None
 ) -> Measurements:
-    """Run a model's plain schedule several times in onnxruntime, with one thread; an op takes the median.
+    """Measure the median times of a model's ops in onnxruntime.
 
-    An op that onnxruntime runs as several nodes under names of its own is left out. The workspace of a kernel is
-    measured only where no rule tells it: the op then runs by itself.
+    The plain schedule runs several times, with one thread.
+
+    An op that onnxruntime runs as several nodes under its own names is left out. The workspace of a kernel is measured
+    only if no rule gives it: the op then runs alone.
 
     Args:
         path: the model.
-        options: how it is read; its mode is inference.
-        graph: the inference graph of that.
-        time_limit: seconds that this may take.
-        observe: is told what runs.
+        options: options of reading the model; the mode is inference.
+        graph: the inference graph of the model.
+        time_limit: time limit in seconds.
+        observe: is told the progress.
 
     Raises:
-        RematError: as `runtime.onnx.execution.times_of`.
+        RematError: as in `runtime.onnx.execution.times_of`.
     """
     if observe is not None:
         observe.phase("running the model")

@@ -1,11 +1,13 @@
-"""The child process: it runs one model in onnxruntime, hashes its outputs, and records its memory or its order.
+"""The child process that runs one model in onnxruntime.
 
-`python -m remat_cli.runtime.onnx.measured_process REQUEST RESULT`, both of them JSON files (see `execution`). A process
-of its own, so that nothing else is in its memory, and nothing that goes wrong in a kernel takes the caller with it.
+It hashes the outputs, and records memory or order.
 
-What is measured is resident memory as Linux counts it. The first run is not measured: it touches the weights, and lets
-onnxruntime make what it keeps from run to run. Of those that follow the least peak counts: what others take beyond it
-are pages at the edges of the heap, some hundred KiB.
+`python -m remat_cli.runtime.onnx.measured_process REQUEST RESULT`; both are JSON files (see `execution`). In a process
+of its own nothing else is in memory, and a crash of a kernel does not end the caller.
+
+Resident memory is measured, as Linux counts it. The first run is not measured: it loads the weights, and lets
+onnxruntime allocate memory that it keeps. The least peak of later runs counts: other runs add some hundred KiB of pages
+at the edges of the heap.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 
 from remat_cli.runtime.onnx.session import import_onnxruntime, session_options
 
-# From linux/prctl.h: no huge pages, of which 2 MiB would count where one byte is touched.
+# From linux/prctl.h: no huge pages, which count 2 MiB where one byte is used.
 _PR_SET_THP_DISABLE = 41
 _KIB = 1024
 _RUNS_TO_SETTLE = 3
@@ -35,12 +37,12 @@ _LONGEST_TIMING_NS = 2 * 10**9
 # The first measured run of a process took up to 600 KiB more than those that followed.
 _LEAST_RUNS = 2
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-# Types of outputs that are compared.
+# Types of outputs to compare.
 _NUMBERS = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "bool", *_INTEGERS))
 
 
 def main(request: Path, result: Path) -> None:
-    """Carry out the request in one file, and write what came of it to the other."""
+    """Carry out the request in a file, and write its result to another."""
     asked = json.loads(request.read_text(encoding="utf-8"))
     result.write_text(json.dumps(_answer(asked)), encoding="utf-8")
 
@@ -51,30 +53,32 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
         return run(asked)
     except MemoryError:
         return {"error": "out of memory"}
-    except Exception as error:  # whatever onnxruntime raises goes to the user as a message
+    except Exception as error:  # the message of any exception in onnxruntime goes to the user
         return {"error": " ".join(str(error).split()) or type(error).__name__}
 
 
 def settle() -> None:
-    """Make memory countable: one processor, whose count of pages lags least, and no huge pages."""
+    """Make memory countable.
+
+    The process uses one processor, whose count of pages lags least, and no huge pages.
+    """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def run(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a model; with a prefix for a profile its order is taken down, else its peak.
+    """Run a model, and record its peak, or its order with a profile.
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `files`, of the inputs that are in files, by name;
-            `filled`, the number in all of an input, by name, where it is not drawn; `profile_prefix`, a path or None;
-            `runs`, how often it is run with a profile; `measured_runs`, how often at most for its peak; `timed_runs`,
-            how often at most it is run again for its time; `as_it_comes`, whether with onnxruntime's own options
-            instead of ours.
+            `random_weights`, as lists of name, type and shape; `files`, files of given inputs, by name; `filled`, the
+            number that fills an input, by name; `profile_prefix`, a path or None; `runs`, number of runs with a
+            profile; `measured_runs`, largest number of runs for the peak; `timed_runs`, largest number of runs for the
+            time; `as_it_comes`, whether to use onnxruntime's own options.
 
     Returns:
-        `version` of onnxruntime; `outputs` by name; `peak_bytes` beyond what is there before the run and `time_ns` of a
-        run, or `order` and `times_ns`: for each node what every run of it took.
+        `version` of onnxruntime; `outputs` by name; `peak_bytes` in addition to the memory before the run, and
+            `time_ns` of a run; or `order`, and `times_ns` of each run of each node.
     """
     runtime = import_onnxruntime()
     runtime.set_default_logger_severity(4)
@@ -116,12 +120,15 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
 
 
 def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
-    """Return the outputs of a run and the least peak of some, of two where they take long."""
+    """Return outputs, and the least peak of some runs.
+
+    Slow models run twice.
+    """
     peaks: list[int] = []
     outputs: Sequence[Any] = ()
     started = perf_counter_ns()
     while len(peaks) < runs and (len(peaks) < _LEAST_RUNS or perf_counter_ns() - started < _LONGEST_TIMING_NS):
-        outputs = ()  # those of the run before are gone when the next one begins
+        outputs = ()  # earlier outputs are freed before the next run begins
         before = _start_of_measurement()
         outputs = session.run_with_ort_values(None, feeds)
         peaks.append(_status_bytes("VmHWM") - before)
@@ -129,10 +136,10 @@ def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, An
 
 
 def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """Return the most that the process holds, beyond what it holds before the first run.
+    """Return the growth of the process's memory through runs.
 
-    The first run fills the arena, the second one takes a block in which it then puts all tensors that it can; both
-    stay. Weights that are read from their files only now are not counted.
+    The first run fills the arena, the second allocates a block for most tensors; both are kept. Weights that are read
+    from their files only now are not counted.
     """
     before, mapped = _start_of_measurement(), _status_bytes("RssFile")
     for _ in range(_RUNS_TO_SETTLE):
@@ -142,7 +149,10 @@ def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
-    """Return the median time of some runs, fewer where they take long; None where no run is asked for."""
+    """Return the median time of some runs; None without runs.
+
+    Slow models run less often.
+    """
     times: list[int] = []
     while len(times) < runs and sum(times) < _LONGEST_TIMING_NS:
         start = perf_counter_ns()
@@ -152,7 +162,10 @@ def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
 
 
 def random_weight(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
-    """Return weights with which values neither vanish nor explode; vectors are positive, as variances are."""
+    """Return random weights for which values neither vanish nor explode.
+
+    Vectors are positive, as variances are.
+    """
     source = np.random.default_rng((seed, crc32(name.encode())))
     if not np.issubdtype(np.dtype(dtype), np.floating):
         return source.integers(0, 2, dims).astype(dtype)
@@ -172,7 +185,10 @@ def _input(name: str, dtype: str, dims: Sequence[int], asked: Mapping[str, Any])
 
 
 def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
-    """Return numbers that any network can take: integers are 0 or 1, as they may be indices of a table."""
+    """Return random numbers that any network accepts.
+
+    Integers are 0 or 1, as they may be indices of a table.
+    """
     source = np.random.default_rng((seed, crc32(name.encode())))
     if np.issubdtype(np.dtype(dtype), np.floating):
         return source.standard_normal(dims, dtype=np.float32).astype(dtype)
@@ -180,7 +196,7 @@ def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.n
 
 
 def _start_of_measurement() -> int:
-    """Give freed memory back, start to look for a new peak, and return the resident bytes at this moment."""
+    """Trim the heap, reset the peak, and return the resident bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _status_bytes("VmRSS")
@@ -194,7 +210,10 @@ def _status_bytes(key: str) -> int:
 
 
 def _nodes_run(profile: str) -> list[tuple[str, int]]:
-    """Return names and nanoseconds of the nodes in the order in which they ran, those in bodies among them."""
+    """Return names and nanoseconds of nodes in executed order.
+
+    Nodes in bodies are included.
+    """
     suffix = "_kernel_time"
     events: Iterable[Mapping[str, Any]] = json.loads(Path(profile).read_text(encoding="utf-8"))
     nodes = [(event["name"], 1000 * event["dur"]) for event in events if event.get("cat") == "Node"]
@@ -207,7 +226,10 @@ def _described(session: Any, outputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _digest(value: Any) -> dict[str, Any] | None:
-    """Return the SHA-256 of a tensor's type, shape and bytes, and whether all of it is finite; None for no numbers."""
+    """Return a digest of a tensor, and whether all of it is finite.
+
+    The digest is the SHA-256 of type, shape and bytes. None if the tensor has no numbers.
+    """
     if not value.is_tensor() or value.data_type() not in _NUMBERS:
         return None
     array = value.numpy()

@@ -1,8 +1,8 @@
-"""Where the memory of an execution departs from what was predicted: found by running ever fewer of the first nodes.
+"""The first op at which measured memory departs from the prediction.
 
-A part of a model peaks as its ops do in the whole, if what they leave for later ops stays: nodes that read it stand at
-the end of the part. So the peak of the first n ops is measured, and the range in which it departs is halved until one
-op is left.
+A part of a model has the peak of its ops in the whole model, if values for later ops stay: nodes at the end of the part
+read them. So the peak of the first n ops is measured, and the range of n in which it departs is halved until one op is
+left.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _MARK = "remat.part"
 def first_parting(
     rewritten: Rewritten, predicted: Sequence[int], departs: Callable[[onnx.ModelProto, int], bool]
 ) -> int | None:
-    """Return the index of the first compute by which memory departs, as far as halving finds it.
+    """Return the first compute at which memory departs, by bisection.
 
     Args:
-        rewritten: the model, whose memory as a whole departs.
-        predicted: for each compute, the memory while it runs.
-        departs: tells whether the measured peak of a model departs from a predicted one.
+        rewritten: the model, whose memory departs as a whole.
+        predicted: predicted memory during each compute.
+        departs: returns whether the measured peak of a model departs from a predicted one.
 
     Returns:
-        None where the parts do not repeat what the whole showed.
+        Its index; None if the memory of the parts does not depart.
     """
     agreeing, departing = 0, len(predicted)
     if not departs(part(rewritten, departing), max(predicted)):
@@ -45,16 +45,19 @@ def first_parting(
 
 
 def part(rewritten: Rewritten, computes: int) -> onnx.ModelProto:
-    """Return a model of the nodes up to the end of the first `computes` computes; what later nodes read stays."""
+    """Return a model of the first `computes` computes.
+
+    Values for later nodes stay in memory.
+    """
     import onnx
     from onnx import helper
 
     whole = rewritten.proto.graph
     cut = rewritten.positions.index(computes) if computes in rewritten.positions else len(whole.node)
-    made = {name for node in whole.node[:cut] for name in node.output if name}
+    produced = {name for node in whole.node[:cut] for name in node.output if name}
     later = {name for node in whole.node[cut:] for name in (*node.input, *captured_names(node))}
-    results = [value for value in whole.output if value.name in made]
-    kept = sorted((later & made) - {value.name for value in results})
+    results = [value for value in whole.output if value.name in produced]
+    kept = sorted((later & produced) - {value.name for value in results})
     readers = [helper.make_node("Identity", [name], [f"{_MARK}.{name}"], f"{_MARK}.{name}") for name in kept]
     # A model needs an output.
     mark = helper.make_node("Constant", [], [_MARK], _MARK, value_int=0)
@@ -66,6 +69,6 @@ def part(rewritten: Rewritten, computes: int) -> onnx.ModelProto:
     model.graph.initializer.extend(whole.initializer)
     model.graph.sparse_initializer.extend(whole.sparse_initializer)
     model.graph.input.extend(whole.input)
-    model.graph.value_info.extend(value for value in whole.value_info if value.name in made)
+    model.graph.value_info.extend(value for value in whole.value_info if value.name in produced)
     model.graph.output.extend([*results, helper.make_tensor_value_info(_MARK, onnx.TensorProto.INT64, [])])
     return model

@@ -1,7 +1,7 @@
-"""Which nodes of a model run, in which order, so that a sequence of computes is carried out.
+"""The order of a model's nodes for a sequence of computes.
 
-Beside the computes themselves these are nodes that only make constants, run right before the first op that needs them,
-and views that have to be derived anew.
+It has nodes for the computes, nodes that only give constants, right before the first op that needs them, and views that
+are derived again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class NodeRun:
     """One run of a node.
 
     Attributes:
-        node: what runs.
-        position: index of the compute that it carries out; None for what is only there to make computes possible.
+        node: the node.
+        position: index of the compute that the node carries out; None for an auxiliary node.
     """
 
     node: Node
@@ -32,12 +32,12 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """What runs.
+    """The runs of nodes for a sequence of computes.
 
     Attributes:
-        runs: in order.
-        constants: what Shape and Size give, by value name; they do not run.
-        views: number of views that are refreshed.
+        runs: runs in order.
+        constants: results of Shape and Size, by value name; these nodes do not run.
+        views: number of views derived again.
     """
 
     runs: tuple[NodeRun, ...]
@@ -46,7 +46,7 @@ class Runs:
 
 
 def without_dead_ops(graph: Graph) -> Graph:
-    """Return a graph without the ops of which no result leads to an output: a rewritten model leaves them out."""
+    """Return a graph without dead ops: those on which no output depends."""
     needed = set(graph.outputs)
     kept = []
     for op in reversed(graph.ops):
@@ -61,15 +61,15 @@ def without_dead_ops(graph: Graph) -> Graph:
 
 
 def runs_of(model: SizedGraph, graph: Graph, computes: Sequence[str]) -> Runs:
-    """Return what runs for `computes`.
+    """Return the runs of nodes for `computes`.
 
     Args:
-        model: the nodes of the model.
-        graph: what was planned.
-        computes: names of ops; each that is not dead at least once, its inputs made before it.
+        model: the model's graph.
+        graph: the planned graph.
+        computes: names of ops, each but dead ones at least once, after the producers of its inputs.
 
     Raises:
-        GraphError: an op needs the size of a value that is only an estimate, before that value is made.
+        GraphError: an op needs an estimated size of a value that does not exist yet.
     """
     walk = _Walk(model.values)
     walk.prepare(model, graph)
@@ -81,22 +81,22 @@ def runs_of(model: SizedGraph, graph: Graph, computes: Sequence[str]) -> Runs:
 
 @dataclass
 class _Walk:
-    """The state between two computes."""
+    """The runs of nodes so far, between two computes."""
 
     values: Mapping[str, Value]
     runs: list[NodeRun] = field(default_factory=list)
     constants: dict[str, Value] = field(default_factory=dict)
     views: int = 0
     ops: dict[str, Node] = field(default_factory=dict)  # by name
-    maker: dict[str, Node] = field(default_factory=dict)  # by value: the op that makes it
-    viewed: dict[str, str] = field(default_factory=dict)  # by view: what it is a view of
-    storage: dict[str, int] = field(default_factory=dict)  # by value made so far: the run that made its storage
-    waiting: dict[str, Node] = field(default_factory=dict)  # by value: the folded node that makes it and has not run
-    place: dict[str, int] = field(default_factory=dict)  # of each folded node in an executable order
-    size_readers: dict[str, list[Node]] = field(default_factory=dict)  # by value whose size is only an estimate
+    maker: dict[str, Node] = field(default_factory=dict)  # by value: its producer
+    viewed: dict[str, str] = field(default_factory=dict)  # by view: the viewed value
+    storage: dict[str, int] = field(default_factory=dict)  # by existing value: the run that wrote its storage
+    waiting: dict[str, Node] = field(default_factory=dict)  # by value: its folded producer that has not run
+    place: dict[str, int] = field(default_factory=dict)  # place of each folded node in an executable order
+    size_readers: dict[str, list[Node]] = field(default_factory=dict)  # by value of estimated size
 
     def prepare(self, model: SizedGraph, graph: Graph) -> None:
-        """Take in the nodes of the model."""
+        """Index the nodes of the model."""
         for node in (sized.node for sized in model.nodes):
             self.ops[node.name] = node
             self.maker |= dict.fromkeys(node.outputs, node)
@@ -109,24 +109,24 @@ class _Walk:
                 self.size_readers.setdefault(node.reads[0], []).append(node)
 
     def compute(self, name: str, position: int) -> None:
-        """Run an op, and before it what it needs."""
+        """Run an op after the nodes that it needs."""
         node = self.ops[name]
         self.provide(node.reads)
         for read in node.reads:
             self._refresh(read)
         self._run(node, position)
-        for reader in [reader for made in node.outputs for reader in self.size_readers.pop(made, ())]:
+        for reader in [reader for output in node.outputs for reader in self.size_readers.pop(output, ())]:
             self._run(reader, None)
 
     def _run(self, node: Node, position: int | None) -> None:
         for name in node.outputs:
-            # A view of a graph input has a storage that no run makes.
+            # No run writes the storage of a graph input's view.
             self.storage[name] = self.storage.get(self.viewed[name], -1) if name in self.viewed else len(self.runs)
             self.waiting.pop(name, None)
         self.runs.append(NodeRun(node, position))
 
     def _refresh(self, name: str) -> None:
-        """Refresh a view whose base was recomputed, after refreshing what it is a view of."""
+        """Refresh a view of a recomputed base, and earlier views between both."""
         chain = []
         while name in self.viewed:
             chain.append(name)
@@ -152,9 +152,11 @@ class _Walk:
                 self._run(node, None)
 
     def _settle_size(self, node: Node) -> None:
-        """Make a constant of what Shape or Size gives: onnxruntime would run it as soon as it can, not where it stands.
+        """Replace Shape or Size by a constant.
 
-        Every size is bound, so that it is known; an estimate waits for the value itself.
+        onnxruntime would run these nodes as early as possible, not in their place.
+
+        All sizes are bound, so they are known; for an estimate the node waits for the value itself.
         """
         source = node.reads[0]
         if self.values[source].guessed:

@@ -1,14 +1,17 @@
-"""From a schedule to an ONNX model whose nodes stand in the order of the schedule, repeats under names of their own.
+"""Models rewritten so that their nodes follow a schedule.
+
+Repeated runs become nodes with names of their own.
 
 A stock onnxruntime follows such a file (see `session`): it runs the nodes in the order of the file and frees each value
-after its last reader. Every instance of a tensor is a value of its own, so its lifetime is that of the schedule. Three
-things take care:
+after its last reader. Every instance of a tensor is a value of its own, so it lives as long as in the schedule. Three
+cases need care:
 
-- *Views* share a storage. A view of an earlier instance would keep that alive; it is derived anew (`runs`).
-- *Shape and Size* run as soon as they can, wherever they stand. They become constants, as every size is bound; where a
-  size is only an estimate they stand right behind what makes the value.
-- *Unread values* (further results of an op that is run again for one of them) are never freed. A Shape node
-  that reads them ends their life.
+- *Views* share a storage. A view of an earlier instance would keep that instance alive; the view is derived again
+  (`node_order`).
+- *Shape and Size* run as early as possible, wherever they stand. They become constants, as every size is bound. For an
+  estimated size they stand right after the value's producer.
+- *Unread values* (further results of an op that is run again for one of them) are never freed. A Shape node that reads
+  them ends their life.
 """
 
 from __future__ import annotations
@@ -35,13 +38,12 @@ _PARTIAL_SHAPE = 15
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A model that runs a schedule.
+    """A model rewritten to follow a schedule.
 
     Attributes:
         proto: the model.
-        positions: for each node, the index of the compute that it carries out; None for what is only there to make
-            computes possible.
-        views: number of views that are derived anew beyond the schedule.
+        positions: for each node, the index of its compute; None for an auxiliary node.
+        views: number of views derived again beyond the schedule.
         releases: number of nodes that end the lifetime of an unread value.
     """
 
@@ -52,23 +54,24 @@ class Rewritten:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """NodeNames of the nodes in the order in which they run; constants do not run."""
+        """Names of the nodes in executed order; constants do not run."""
         return tuple(node.name for node in self.proto.graph.node if (node.domain, node.op_type) != ("", "Constant"))
 
 
 def rewrite(model: SizedModel, graph: Graph, computes: Sequence[str]) -> Rewritten:
-    """Return `model` with its nodes in the order of `computes`; the model given is used up.
+    """Return a model with its nodes in the order of `computes`.
 
-    The sizes that were bound stand in the result for good: the plan holds for no others.
+    The given model is changed.
+
+    The result keeps the bound sizes: the plan is valid for no others.
 
     Args:
-        model: as read, its data kept.
-        graph: what was planned: the same model, read with the same options.
-        computes: names of ops in the order in which they run; each that is not dead at least once, its inputs made
-            before it.
+        model: the model as read, with its data.
+        graph: the planned graph: the same model, read with the same options.
+        computes: names of ops in executed order, each but dead ones at least once, after the producers of its inputs.
 
     Raises:
-        GraphError: an op needs the size of a value that is only an estimate, before that value is made.
+        GraphError: an op needs an estimated size of a value that does not exist yet.
     """
     runs = runs_of(model.graph, graph, computes)
     results = frozenset(model.graph.outputs)
@@ -89,20 +92,20 @@ def rewrite(model: SizedModel, graph: Graph, computes: Sequence[str]) -> Rewritt
 
 @dataclass
 class _Instances:
-    """NodeNames for the instances of values and nodes.
+    """Names of the instances of values and nodes.
 
-    The first instance keeps the name that the file gives; of a value that the graph hands out, the last one does.
+    The first instance keeps the file's name; for an output of the graph, the last instance keeps it.
     """
 
     results: frozenset[str]
     names: NodeNames
-    runs: Mapping[str, int]  # of each node, in all
+    runs: Mapping[str, int]  # number of runs of each node
     so_far: Counter[str] = field(default_factory=Counter)
-    latest: dict[str, str] = field(default_factory=dict)  # by value: the name of its latest instance
-    value_of: dict[str, str] = field(default_factory=dict)  # by name of an instance: the value
+    latest: dict[str, str] = field(default_factory=dict)  # by value: name of its latest instance
+    value_of: dict[str, str] = field(default_factory=dict)  # by name of an instance: its value
 
     def written(self, run: NodeRun) -> onnx.NodeProto:
-        """Return the node that carries out a run, the next one in order."""
+        """Return the node for the next run in order."""
         node = run.node
         self.so_far[node.name] += 1
         number = self.so_far[node.name]
@@ -110,7 +113,7 @@ class _Instances:
         proto.CopyFrom(node.proto)
         proto.name = node.name if number == 1 else self.names.fresh(f"{node.name}__remat{number}")
         for inner in (one for body in bodies_of(proto) for one in all_nodes(body.node) if not one.name):
-            # onnxruntime would call it by type and number, as another node may be called.
+            # onnxruntime would name the node by type and number, like another node.
             inner.name = self.names.fresh(f"{proto.name}/{inner.op_type}")
         _rename_reads(proto, {name: self.latest[name] for name in node.reads if name in self.latest})
         for index, value in enumerate(proto.output):
@@ -123,7 +126,10 @@ class _Instances:
 
 
 def _rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Give a node other names to read, in its bodies too as far as they read values from outside."""
+    """Rename the values that a node and its bodies read.
+
+    In bodies this concerns values from outside.
+    """
     changed = {name: other for name, other in names.items() if name != other}
     if not changed:
         return
@@ -142,7 +148,10 @@ def _rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 def _releases(
     nodes: Sequence[onnx.NodeProto], instances: _Instances, graph: Graph, opset: int
 ) -> list[tuple[int, onnx.NodeProto]]:
-    """Return the nodes that end the lifetimes of unread values, each with its index among the nodes."""
+    """Return nodes that end unread values' lifetimes, with their places.
+
+    A place is an index among the nodes.
+    """
     from onnx import helper
 
     read = {name for node in nodes for name in (*node.input, *captured_names(node))} | instances.results
@@ -167,9 +176,11 @@ def _initializers(constants: Mapping[str, Value]) -> Iterator[onnx.TensorProto]:
 
 
 def _declare_types(model: SizedModel, value_of: Mapping[str, str]) -> None:
-    """Write the type of every value, for onnxruntime to see what can be overwritten and for people to look at.
+    """Declare the type of every value.
 
-    What the file declares stays only where nothing better is known: it was true for open sizes, or for none.
+    onnxruntime sees there which values it can overwrite, and people read them.
+
+    A type in the file stays only if nothing better is known: it was true for open sizes, or for none.
     """
     from onnx import ValueInfoProto
 
@@ -191,7 +202,10 @@ def _declare_types(model: SizedModel, value_of: Mapping[str, str]) -> None:
 
 
 def _optional_names(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> set[str]:
-    """Return the names of optional values, whose types look like those of what they hold."""
+    """Return the names of optional values.
+
+    Their types look like those of their content.
+    """
     declared = (*graph.input, *graph.output, *graph.value_info)
     names = set(outer) | {info.name for info in declared if info.type.HasField("optional_type")}
     for node in graph.node:
@@ -206,7 +220,10 @@ def _optional_names(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> se
 
 
 def _type(value: Value, declared: onnx.TypeProto | None) -> onnx.TypeProto | None:
-    """Return the type of a value: with all its sizes where they are known, else as declared."""
+    """Return the type of a value, with all known sizes.
+
+    Without known sizes it is the declared type.
+    """
     is_tensor = declared is None or declared.WhichOneof("value") in (None, "tensor_type")
     if is_tensor and isinstance(value.type, TensorType) and value.type.shape is not None and not value.guessed:
         return type_proto(value.type)

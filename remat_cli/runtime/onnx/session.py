@@ -1,8 +1,8 @@
-"""The options with which onnxruntime follows a file that `remat apply` wrote.
+"""The options for onnxruntime to follow a file of `remat apply`.
 
-Each of them is needed. By default onnxruntime merges every repeat with its original (common-subexpression elimination),
-runs the nodes in an order of its own, and keeps dead buffers for later tensors of the same size. glibc, for its part,
-keeps memory that was freed; so the process is told not to.
+Each option is needed. By default onnxruntime merges every repeat with its original (common-subexpression elimination),
+runs the nodes in an order of its own, and keeps dead buffers for later tensors of the same size. glibc keeps freed
+memory; an option of its own stops that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from remat_cli.errors import UsageError
 if TYPE_CHECKING:
     import onnxruntime
 
-# From malloc.h. Memory from the threshold on goes back to the system as soon as it is freed; by itself, glibc would
-# raise the threshold to the size of the largest tensor that was freed. Each further arena would keep memory of its own.
+# From malloc.h. Freed memory from the threshold on is released at once; glibc by itself would raise the threshold to
+# the size of the largest freed tensor. Each further arena would keep memory of its own.
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 2**16
 _M_ARENA_MAX, _ARENAS = -8, 1
 
@@ -26,7 +26,7 @@ def import_onnxruntime() -> Any:
     """Return the module `onnxruntime`.
 
     Raises:
-        UsageError: it is not installed, or cannot be imported.
+        UsageError: onnxruntime is not installed, or cannot be imported.
     """
     try:
         import onnxruntime
@@ -38,16 +38,17 @@ def import_onnxruntime() -> Any:
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """Return options for `onnxruntime.InferenceSession` with which it runs a rewritten model as it was planned.
+    """Return session options that run a rewritten model as planned.
 
-    Change what does not bear on order or memory (threads, logging, profiling) as you like. No optimisation may be
-    switched on: optimise the model first (`SessionOptions.optimized_model_filepath`), then plan the file that this
-    gives.
+    They are for `onnxruntime.InferenceSession`.
 
-    On Linux with glibc, this also tells the memory allocator of this process to give freed tensors back at once, with
-    `mallopt`. Without that, the process would go on holding them, and the plan would save little. It holds for the
-    whole process and for good, and costs time: memory that was given back has to be fetched again. Elsewhere nothing
-    is told, and what the process holds depends on its allocator.
+    You may change options that do not affect order or memory (threads, logging, profiling). Do not switch on
+    optimisation: optimise the model first (`SessionOptions.optimized_model_filepath`), then plan the new file.
+
+    On Linux with glibc, this function also sets the memory allocator of this process, with `mallopt`, to release freed
+    tensors at once. Otherwise the process would keep them, and the plan would save little. The setting is permanent for
+    the whole process, and costs time: released memory has to be allocated again. On other systems the allocator is not
+    set, and the memory of the process depends on it.
 
     Raises:
         UsageError: onnxruntime is not installed.
@@ -67,7 +68,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def _give_freed_memory_back() -> None:
-    """Make malloc give memory back that was freed, where it is glibc's."""
+    """Let glibc's malloc release freed memory at once."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

@@ -9,7 +9,7 @@ import pytest
 
 from remat_cli.core.graph import Graph, Kind, Op, Tensor
 from remat_cli.core.operators import Operand, Operator, Role
-from remat_cli.formats.other_sizes import SizeCurves, is_as_told
+from remat_cli.formats.other_sizes import SizeCurves, agrees_with_prediction
 from remat_cli.formats.reader import Reading
 
 
@@ -77,6 +77,6 @@ def test_what_would_be_no_whole_number_is_not_told() -> None:
 
 
 def test_only_signatures_may_differ_from_what_was_told() -> None:
-    assert is_as_told(unsigned(reading(4)), reading(4))
-    assert not is_as_told(unsigned(reading(4)), reading(4, weight=65))
-    assert not is_as_told(unsigned(reading(4)), reading(4, dtype="float16"))
+    assert agrees_with_prediction(unsigned(reading(4)), reading(4))
+    assert not agrees_with_prediction(unsigned(reading(4)), reading(4, weight=65))
+    assert not agrees_with_prediction(unsigned(reading(4)), reading(4, dtype="float16"))

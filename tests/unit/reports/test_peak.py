@@ -67,7 +67,7 @@ def test_another_order_frees_earlier_or_makes_later() -> None:
     )  # fmt: skip
     plan = run_of(graph, "x", "use_x", "big", "y", "use_y")
     fates = {tensor.name: tensor.fate for tensor in tensors_at_peak(Run.plain(graph), plan)}
-    assert fates == {"tb": Fate.KEPT, "tx": Fate.FREED_EARLIER, "ty": Fate.MADE_LATER}
+    assert fates == {"tb": Fate.KEPT, "tx": Fate.FREED_EARLIER, "ty": Fate.PRODUCED_LATER}
 
 
 def test_a_peak_at_the_start_has_no_tensors_of_ops() -> None:

@@ -327,12 +327,12 @@ class TellingModel:
         self.read.append(value)
         return chain(value if value < self.changes else 2 * value)
 
-    def told_at(self, value: int) -> Prepared | None:
+    def predict_at(self, value: int) -> Prepared | None:
         return None if value < 10 else chain(value)
 
     def fit(self) -> Fit:
         question = Question("batch", asking(Improving()).at(100_000), at_most=10**6)
-        return fit(question, self.at, told_at=self.told_at)
+        return fit(question, self.at, predict_at=self.predict_at)
 
 
 def test_what_the_answer_rests_on_is_read_and_nothing_else_that_is_told() -> None:
@@ -357,7 +357,7 @@ def test_where_what_was_told_is_not_what_is_read_all_is_read(changes: int) -> No
 def test_an_interruption_keeps_the_plan_on_the_model_that_was_read() -> None:
     model = TellingModel()
     question = Question("batch", asking(Interrupted()).at(100_000), at_most=10**6)
-    found = fit(question, model.at, told_at=model.told_at)
+    found = fit(question, model.at, predict_at=model.predict_at)
     assert (values(found), found.interrupted) == ((20_000, 25_000, 33_333), True)
     assert found.found is not None
     assert found.solution.problem.graph is found.found.prepared.graph

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli.config import GraphOptions
-from remat_cli.formats.other_sizes import is_as_told
+from remat_cli.formats.other_sizes import agrees_with_prediction
 from remat_cli.studies.model_by_size import ModelBySize
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
 
@@ -30,13 +30,13 @@ def test_what_is_told_is_what_is_read(tmp_path: Path, dim: str, reads: tuple[int
     del given[dim]
     model = ModelBySize(attention(tmp_path), GraphOptions(dims=given), dim)
     for value in reads:
-        assert model.told_at(1000) is None
+        assert model.predict_at(1000) is None
         read = model.at(value)
         assert read.options.dims == {**given, dim: value}
-    told, fresh = model.told_at(1000), ModelBySize(model.path, model.options, dim)
+    told, fresh = model.predict_at(1000), ModelBySize(model.path, model.options, dim)
     assert told is not None
-    assert is_as_told(told, fresh.at(1000))
-    assert not is_as_told(told, fresh.at(1001))
+    assert agrees_with_prediction(told, fresh.at(1000))
+    assert not agrees_with_prediction(told, fresh.at(1001))
 
 
 def test_a_step_of_pytorch_is_told(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_a_step_of_pytorch_is_told(tmp_path: Path) -> None:
     model = ModelBySize(Path(f"{source}:step"), GraphOptions(), "batch")
     for value in (2, 8, 32):
         model.at(value)
-    told = model.told_at(100)
+    told = model.predict_at(100)
     assert told is not None
     read = model.at(100)
-    assert is_as_told(told, read)
+    assert agrees_with_prediction(told, read)
     assert {op.signature for op in told.graph.ops} == {None}
     assert None not in {op.signature for op in read.graph.ops}

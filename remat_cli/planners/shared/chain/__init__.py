@@ -1,4 +1,7 @@
-"""A training graph as a chain of layers, which `rotor` and `pofo` plan; here without numpy, as options are read."""
+"""A training graph as a chain of layers, for `rotor` and `pofo`.
+
+This module does without numpy, because options are read here.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from enum import StrEnum
 
 
 class Cuts(StrEnum):
-    """Where a training graph may be cut into the layers of a chain."""
+    """The places at which a training graph may be cut into layers."""
 
-    SINGLE = "single"  # where a single tensor is handed on, as the papers have it
-    SEVERAL = "several"  # also where several are, if the backward reads most of them anyway
-    EVERY = "every"  # after every op that hands on anything new
+    SINGLE = "single"  # after an op that passes on a single tensor, as in the papers
+    SEVERAL = "several"  # also after ops that pass on several, if the backward reads most of them anyway
+    EVERY = "every"  # after every op that passes on a new tensor

@@ -1,8 +1,9 @@
-"""Cuts of a training graph's forward pass, between the layers of a chain.
+"""Cuts between the layers of a training graph's forward pass.
 
-The forward ops are taken in the input order. A cut lies after one of them; it hands on the tensors that are made before
-it and read after it, by forward ops or by the loss. Tensors that cannot be recomputed, and the graph's outputs, are
-*pinned*: they stay alive from their first run to their last use, and no cut hands them on.
+The forward ops are taken in the input order. A cut lies after one of these ops. It passes on the tensors that are
+  produced before and read after, by forward ops or by the loss. Tensors that cannot be recomputed, and the graph's
+  outputs, are
+*pinned*: they stay in memory from their first run to their last use, and no cut passes them on.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.chain import Cuts
 from remat_cli.planners.shared.forward_part import ForwardPart
 
-# At most one part in this many of the bytes that a cut newly hands on may be unread by the backward: a chain keeps such
-# bytes, the plain run does not.
+# At most one part in this many of a cut's new bytes may be unread by the backward: a chain keeps such bytes, the plain
+# run does not.
 _UNREAD_PART = 4
 
 
@@ -25,8 +26,8 @@ class Cut:
     """A place to cut the forward pass.
 
     Attributes:
-        place: of the last forward op before it.
-        bytes: of the tensors that it hands on.
+        place: place of the last forward op before the cut.
+        bytes: bytes of the tensors that it passes on.
     """
 
     place: int
@@ -34,23 +35,23 @@ class Cut:
 
 
 class ForwardValues:
-    """The forward ops in their order, and the lifetime of each of their tensors.
+    """The forward ops in order, and the lifetimes of their tensors.
 
     Attributes:
         graph: the training graph.
         ops: numbers of the forward ops.
         backward: numbers of the backward ops.
-        made_at: place of the forward op that makes each forward tensor.
-        last_read: place of the last forward op that reads it; the loss counts as one, in the place after the last.
-            That of its producer for a tensor that neither reads.
+        produced_at: place of each forward tensor's producer.
+        last_read: place of the last forward op that reads each tensor. The loss counts as a forward op after the last
+            one. A tensor that neither reads has the place of its producer.
         pinned: numbers of the pinned tensors.
     """
 
     def __init__(self, graph: Graph, planner: str) -> None:
-        """Look at `graph`.
+        """Analyse the forward pass of `graph`.
 
         Raises:
-            PlannerRefuses: the graph has no forward or no backward part. `planner` is named in the message.
+            PlannerRefuses: the graph has no forward or no backward part. The message names `planner`.
         """
         self.graph = graph
         forward = ForwardPart.of(graph, planner)
@@ -58,57 +59,62 @@ class ForwardValues:
         self.backward = forward.backward
         self._arrays = arrays = graph.arrays
         self._bytes: list[int] = arrays.tensor_bytes.tolist()
-        self.made_at = {t: place for place, op in enumerate(self.ops) for t in arrays.outputs[op]}
-        self.last_read = dict(self.made_at)
+        self.produced_at = {t: place for place, op in enumerate(self.ops) for t in arrays.outputs[op]}
+        self.last_read = dict(self.produced_at)
         for place, op in enumerate(self.ops):
-            self.last_read.update((t, place) for t in arrays.inputs[op] if t in self.made_at)
-        self._read_by_backward = {t for op in self.backward for t in arrays.inputs[op] if t in self.made_at}
-        self.pinned = frozenset(t for t in self.made_at if self._must_stay(t))
+            self.last_read.update((t, place) for t in arrays.inputs[op] if t in self.produced_at)
+        self._read_by_backward = {t for op in self.backward for t in arrays.inputs[op] if t in self.produced_at}
+        self.pinned = frozenset(t for t in self.produced_at if self._must_stay(t))
         read_by_loss = [t for op in self.backward for t in self._loss_reads(op)]
         self.last_read.update((t, len(self.ops)) for t in read_by_loss)
 
     def is_read(self, tensor: int) -> bool:
-        """Tell whether any op, forward or backward, reads a forward tensor."""
-        return tensor in self._read_by_backward or self.last_read[tensor] > self.made_at[tensor]
+        """Tell whether any forward or backward op reads a forward tensor."""
+        return tensor in self._read_by_backward or self.last_read[tensor] > self.produced_at[tensor]
 
     def cuts(self, allowed: Cuts) -> list[Cut]:
-        """Return the cuts that are allowed, in ascending order; the last one, which hands on to the loss, always is."""
+        """Return the allowed cuts, ascending.
+
+        The last one, before the loss, is always allowed.
+        """
         cuts: list[Cut] = []
         live = _Tensors(self._bytes)
-        new = _Tensors(self._bytes)  # those of them that the cut before does not hand on
-        unread = _Tensors(self._bytes)  # those of these that no backward op reads
-        for place, (made, dead) in enumerate(self._births_and_deaths()):
+        new = _Tensors(self._bytes)  # live tensors that the cut before does not pass on
+        unread = _Tensors(self._bytes)  # new tensors that no backward op reads
+        for place, (born, dead) in enumerate(self._births_and_deaths()):
             for tensors in (live, new):
-                tensors.add(made)
-            unread.add(t for t in made if t not in self._read_by_backward)
+                tensors.add(born)
+            unread.add(t for t in born if t not in self._read_by_backward)
             for tensors in (live, new, unread):
                 tensors.remove(dead)
             is_narrow = allowed is not Cuts.SINGLE or live.count <= 1
             is_worthwhile = allowed is Cuts.EVERY or _UNREAD_PART * unread.bytes <= new.bytes
-            is_new = new.bytes > 0 or live.bytes == 0  # a cut that hands on nothing is free
+            is_new = new.bytes > 0 or live.bytes == 0  # a cut that passes on nothing costs nothing
             if (is_narrow and is_worthwhile and is_new) or place == len(self.ops) - 1:
                 cuts.append(Cut(place, live.bytes))
                 new, unread = _Tensors(self._bytes), _Tensors(self._bytes)
         return cuts
 
     def handed_on(self, places: Collection[int]) -> dict[int, frozenset[int]]:
-        """Return the tensors that cuts in these places hand on."""
+        """Return the tensors that cuts at these places pass on."""
         handed_on = {}
         live: set[int] = set()
-        for place, (made, dead) in enumerate(self._births_and_deaths()):
-            live.update(made)
+        for place, (born, dead) in enumerate(self._births_and_deaths()):
+            live.update(born)
             live.difference_update(dead)
             if place in places:
                 handed_on[place] = frozenset(live)
         return handed_on
 
     def thinned(self, cuts: Sequence[Cut], most: int) -> list[int]:
-        """Drop cuts between small segments that hand on many bytes, until at most `most` segments are left.
+        """Drop cuts until at most `most` segments are left.
+
+        Cuts between small segments that pass on many bytes go first.
 
         Returns:
-            The places of the cuts that are left.
+            The places of the remaining cuts.
         """
-        shares = list(self._shares(cuts))  # of the segment before each cut
+        shares = list(self._shares(cuts))  # share of the segment before each cut
         after, before = list(range(1, len(cuts) + 1)), list(range(-1, len(cuts) - 1))
 
         def score(i: int) -> tuple[float, int]:
@@ -119,7 +125,7 @@ class ForwardValues:
         heapify(queue)
         for _ in range(len(cuts) - most):
             entry = heappop(queue)
-            while not left[entry[1]] or entry != score(entry[1]):  # out of date
+            while not left[entry[1]] or entry != score(entry[1]):  # outdated
                 entry = heappop(queue)
             i = entry[1]
             left[i] = False
@@ -138,38 +144,44 @@ class ForwardValues:
         return self.is_read(tensor) and not self.graph.ops[int(self._arrays.producer[tensor])].recomputable
 
     def _loss_reads(self, op: int) -> list[int]:
-        """Return the final forward values that a backward op reads; nothing if it reads any other value."""
+        """Return the final forward values that a backward op reads.
+
+        The list is empty if the op reads any other value.
+        """
         produced = [t for t in self._arrays.inputs[op] if self._arrays.producer[t] >= 0]
-        is_loss = all(t in self.made_at and self.last_read[t] == self.made_at[t] for t in produced)
+        is_loss = all(t in self.produced_at and self.last_read[t] == self.produced_at[t] for t in produced)
         return produced if is_loss else []
 
     def _births_and_deaths(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield, for each place, the tensors made there that are read later, and those read there for the last time."""
+        """Yield, for each place, the tensors that begin and end there.
+
+        They begin with their production if they are read later, and end with their last read.
+        """
         dead: dict[int, list[int]] = {}
         for tensor, place in self.last_read.items():
             dead.setdefault(place, []).append(tensor)
         for place, op in enumerate(self.ops):
-            made = [t for t in self._arrays.outputs[op] if self.last_read[t] > place and t not in self.pinned]
-            yield made, dead.get(place, [])
+            born = [t for t in self._arrays.outputs[op] if self.last_read[t] > place and t not in self.pinned]
+            yield born, dead.get(place, [])
 
     def _shares(self, cuts: Sequence[Cut]) -> Iterator[float]:
-        """Yield the share of the segment before each cut in the bytes made, plus that in the time taken."""
+        """Yield the share of each segment in bytes plus its share in time."""
         time = self._arrays.op_time[self.ops].tolist()
-        made = [sum(self._bytes[t] for t in self._arrays.outputs[op]) for op in self.ops]
-        all_made, all_time = max(sum(made), 1), max(sum(time), 1)
+        output_bytes = [sum(self._bytes[t] for t in self._arrays.outputs[op]) for op in self.ops]
+        all_made, all_time = max(sum(output_bytes), 1), max(sum(time), 1)
         begin = 0
         for cut in cuts:
             end = cut.place + 1
-            yield sum(made[begin:end]) / all_made + sum(time[begin:end]) / all_time
+            yield sum(output_bytes[begin:end]) / all_made + sum(time[begin:end]) / all_time
             begin = end
 
 
 class _Tensors:
-    """A set of tensors that knows its size.
+    """A set of tensors with its total size.
 
     Attributes:
-        bytes: of all of them.
-        count: how many there are, not counting those of 0 bytes.
+        bytes: bytes of all tensors in the set.
+        count: number of tensors of more than 0 bytes.
     """
 
     def __init__(self, size: Sequence[int]) -> None:
@@ -179,13 +191,13 @@ class _Tensors:
         self._members: set[int] = set()
 
     def add(self, tensors: Iterable[int]) -> None:
-        """Add tensors that are not in it."""
+        """Add tensors that are not in the set."""
         for tensor in tensors:
             self._members.add(tensor)
             self._count(tensor, 1)
 
     def remove(self, tensors: Iterable[int]) -> None:
-        """Remove those that are in it."""
+        """Remove tensors, unless they are missing."""
         for tensor in tensors:
             if tensor in self._members:
                 self._members.remove(tensor)

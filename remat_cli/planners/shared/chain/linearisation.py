@@ -1,4 +1,4 @@
-"""A training graph as a chain of layers, and a plan of the chain as a plan of the graph."""
+"""A training graph as a chain of layers, and its plans as plans of the graph."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Linearised:
 
     @property
     def base_bytes(self) -> int:
-        """Bytes beside those of the layers: resident ones, graph inputs, and tensors that stay."""
+        """Bytes outside the layers: resident bytes, graph inputs, pinned tensors."""
         return self.gauge.base_bytes
 
     @property
     def base_time(self) -> int:
-        """Time of the ops that run once, which is in no layer's times."""
+        """Time of the ops that run once, which no layer's times include."""
         return self.gauge.base_time
 
     @property
@@ -52,16 +52,16 @@ class Linearised:
 
     @property
     def largest_described(self) -> str:
-        """How large the largest segment is, for people."""
+        """The size of the largest segment, for people."""
         arrays, segment = self.graph.arrays, self.largest_segment
         ops = sum(len(layer.forward) for layer in self.cut.layers)
-        made = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
+        output_bytes = sum(int(arrays.tensor_bytes[t]) for op in segment.forward for t in arrays.outputs[op])
         share = format_share(len(segment.forward) / ops)
-        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(made)}"
+        return f"{len(segment.forward)} of {ops} forward ops ({share}), which make {format_bytes(output_bytes)}"
 
     @property
     def without_plan(self) -> str:
-        """Why plans of the chain may not fit where others do, for people."""
+        """The reason why plans of a chain may not fit, for people."""
         return (
             "no plan of the chain was found that fits, which proves nothing; the largest of its "
             f"{len(self)} layers, which is run as a whole, has {self.largest_described}; "
@@ -69,10 +69,10 @@ class Linearised:
         )
 
     def runs(self, steps: Sequence[ChainStep]) -> list[tuple[int, ...]]:
-        """Return, for each step of a plan of the chain, the numbers of the ops that it runs.
+        """Return the numbers of the ops that each step of a chain's plan runs.
 
-        Needless runs are left out: reruns of ops that run once, and runs none of whose outputs is read before it is
-        recomputed, as long as the op has another run.
+        Needless runs are dropped: reruns of ops that run once, and runs whose outputs are all recomputed before their
+        next read, as long as the op has another run.
         """
         done: set[int] = set()
         runs = []
@@ -83,7 +83,7 @@ class Linearised:
         return self._useful(runs)
 
     def computes(self, steps: Sequence[ChainStep]) -> list[str]:
-        """Return the names of the ops in the order in which a plan of the chain runs them."""
+        """Return the names of the ops that a chain's plan runs, in order."""
         return [self.graph.ops[op].name for ops in self.runs(steps) for op in ops]
 
     def _ops(self, step: ChainStep) -> tuple[int, ...]:
@@ -96,11 +96,14 @@ class Linearised:
                 return self.gauge.no_grad_runs[step.layer].ops
 
     def _useful(self, runs: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Leave out runs none of whose outputs is needed; an op without a useful run keeps its first one."""
+        """Drop runs without needed outputs.
+
+        An op without a useful run keeps its first run.
+        """
         arrays, pinned = self.graph.arrays, self.cut.pinned
         earlier = Counter(op for ops in runs for op in ops)
         is_kept = [False] * len(self.graph.ops)
-        # Walking backwards: a tensor in `needed` is read later, before it is recomputed. A pinned one is made by the
+        # Walking backwards: a tensor in `needed` is read before it is recomputed. A pinned tensor is produced by the
         # first run, and stays.
         needed = set(np.flatnonzero(arrays.is_output).tolist())
         useful: list[tuple[int, ...]] = []
@@ -108,13 +111,13 @@ class Linearised:
             kept = []
             for op in reversed(ops):
                 earlier[op] -= 1
-                made = needed.intersection(arrays.outputs[op])
+                wanted = needed.intersection(arrays.outputs[op])
                 if earlier[op]:
-                    made -= pinned
-                if made or not (earlier[op] or is_kept[op]):
+                    wanted -= pinned
+                if wanted or not (earlier[op] or is_kept[op]):
                     kept.append(op)
                     is_kept[op] = True
-                    needed -= made
+                    needed -= wanted
                     needed.update(arrays.inputs[op])
             useful.append(tuple(reversed(kept)))
         return useful[::-1]
@@ -122,13 +125,15 @@ class Linearised:
 
 @lru_cache(maxsize=8)
 def linearise(graph: Graph, planner: str, cuts: Cuts, segments: int) -> Linearised:
-    """Cut `graph` into a chain of at most `segments` segments and the loss, and measure it.
+    """Cut and measure `graph` as a chain of segments and the loss.
+
+    At most `segments` segments are made.
 
     Args:
         graph: a training graph.
-        planner: is named where the graph is refused.
-        cuts: where the graph may be cut.
-        segments: the most that are made; of more, small neighbours are joined.
+        planner: name of the planner, for the message of a refusal.
+        cuts: the allowed cuts.
+        segments: largest number of segments; beyond it, small neighbours are joined.
 
     Raises:
         PlannerRefuses: the graph has no forward or no backward part.

@@ -1,7 +1,7 @@
-"""Measures of the layers of a chain: sizes, times and needs, by liveness of each layer's ops.
+"""Measures of a chain's layers: sizes, times and needs.
 
-Each tensor is counted until its last use, and an op works in place where its input ends with it, as the judge has it.
-So what a chain model predicts of a plan is never less than what the judge measures.
+Each tensor counts until its last use, and an op works in place if its input ends with the op, as for the judge. So a
+chain model never predicts less memory than the judge measures.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from remat_cli.planners.shared.chain.layers import Layer, Layers
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Some ops, one after the other.
+    """A sequence of ops that was measured.
 
     Attributes:
-        peak: in bytes.
-        ops: numbers of those that were run.
+        peak: peak in bytes.
+        ops: numbers of the ops that ran.
     """
 
     peak: int
@@ -31,13 +31,15 @@ class MeasuredRun:
 
 
 class Gauge:
-    """Measures the layers of one graph; pinned tensors and graph inputs count 0 bytes.
+    """Measures the layers of one graph.
+
+    Pinned tensors and graph inputs count 0 bytes.
 
     Attributes:
-        layers: [N + 1] what is measured.
-        pairs: [N + 1] each layer, after the one before it.
-        base_bytes: bytes beside those of the layers: resident ones, graph inputs, pinned tensors.
-        base_time: of the ops that run once, which is in no layer's times.
+        layers: [N + 1] the layers to measure.
+        pairs: [N + 1] pairs of the layer before and the layer.
+        base_bytes: bytes outside the layers: resident bytes, graph inputs, pinned tensors.
+        base_time: time of the ops that run once, which no layer's times include.
     """
 
     def __init__(self, cut: Layers) -> None:
@@ -56,17 +58,17 @@ class Gauge:
         self.base_time: int = sum(self._time[op] for op in cut.once)
 
     def bytes(self, tensors: Iterable[int]) -> int:
-        """Return the bytes of some tensors."""
+        """Return the bytes of these tensors."""
         return sum(self._size[t] for t in tensors)
 
     def run(self, ops: Sequence[int], kept: Set[int], given: Set[int], always: Collection[int] = ()) -> MeasuredRun:
-        """Run ops that find their inputs, freeing each tensor at its last use.
+        """Run ops whose inputs are in memory, freeing tensors at their last use.
 
         Args:
-            ops: their numbers.
+            ops: numbers of the ops.
             kept: tensors that must be in memory afterwards.
             given: tensors that stay in memory throughout and are not counted.
-            always: ops that are run even if no kept tensor depends on them.
+            always: ops that run even if no kept tensor depends on them.
         """
         arrays, size = self._arrays, self._size
         needed = set(kept | given)
@@ -77,28 +79,29 @@ class Gauge:
             if needed.isdisjoint(outputs) and op not in always:
                 continue
             run.append(op)
-            made = self.bytes(t for t in outputs if t in needed)
+            written = self.bytes(t for t in outputs if t in needed)
             needed.difference_update(outputs)
             new = [t for t in arrays.inputs[op] if t not in needed]  # this is their last use
             needed.update(new)
             taken = arrays.inplace[op]
             shared = min(size[taken], size[outputs[0]]) if taken in new else 0
-            live_before = live_after - made + self.bytes(new)
+            live_before = live_after - written + self.bytes(new)
             peak = max(peak, live_before + self.bytes(outputs) + self._workspace[op] - shared)
             live_after = live_before
         return MeasuredRun(peak, tuple(reversed(run)))
 
     @cached_property
     def no_grad_runs(self) -> tuple[MeasuredRun, ...]:
-        """[N + 1] F_ck of each layer, for the first time; bytes beyond its input."""
+        """[N + 1] first F_ck of each layer; bytes beyond its input."""
         return tuple(
             self.run(layer.forward, layer.activation | layer.pinned, before.activation) for before, layer in self.pairs
         )
 
     def closing_runs(self, given: Iterable[Set[int]]) -> list[MeasuredRun]:
-        """Return [N + 1] F_all of each layer after B of the next; bytes beyond what is given of its input.
+        """Return [N + 1] F_all of each layer after B of the next layer.
 
-        Ops that run once are run here where what F_ck is for does not depend on them.
+        Bytes are those beyond the given part of its input. Ops that run once run here if the layer's F_ck does not need
+        them.
         """
         runs = []
         for layer, bare, those in zip(self.layers, self.no_grad_runs, given, strict=True):
@@ -108,7 +111,7 @@ class Gauge:
         return runs
 
     def rerun_times(self, runs: Iterable[Sequence[int]]) -> NDArray[np.int64]:
-        """Return [N + 1] time of the ops that are run for each layer, without those that run once."""
+        """Return [N + 1] time of each layer's ops, without those that run once."""
         return array_of(sum(self._time[op] for op in ops if op not in self._once) for ops in runs)
 
     @cached_property
@@ -123,12 +126,15 @@ class Gauge:
 
     @cached_property
     def gradient(self) -> NDArray[np.int64]:
-        """[N + 1] bytes that the backward of later layers leaves, less the pinned tensors that are dead by then."""
+        """[N + 1] bytes that the backward of later layers leaves in memory.
+
+        Pinned tensors that have ended by then are subtracted.
+        """
         return array_of(map(self.bytes, self._gradients)) - self._released_bytes
 
     @cached_property
     def backward_need(self) -> NDArray[np.int64]:
-        """[N + 1] bytes of B beyond its input, with all gradients that are alive then."""
+        """[N + 1] bytes of B beyond its input, with all gradients in memory."""
         peaks = [0]
         for after, (before, layer) in zip(self._gradients, self.pairs[1:], strict=False):
             peaks.append(self.run(layer.backward, after, before.activation, always=layer.backward).peak)
@@ -137,8 +143,11 @@ class Gauge:
         return need
 
     def carried(self, activations: Sequence[Set[int]]) -> NDArray[np.int64]:
-        """Return [N + 1, N + 1] bytes that the activations of two layers i < j have in common."""
-        spans: dict[int, tuple[int, int]] = {}  # of each tensor: the first and the last layer whose activation it is in
+        """Return [N + 1, N + 1] bytes common to the activations of two layers.
+
+        Only pairs i < j are filled.
+        """
+        spans: dict[int, tuple[int, int]] = {}  # by tensor: the first and the last layer whose activation contains it
         for number, tensors in enumerate(activations):
             spans.update((t, (spans.get(t, (number,))[0], number)) for t in tensors)
         carried = np.zeros((len(activations), len(activations)), dtype=np.int64)
@@ -148,7 +157,7 @@ class Gauge:
 
     @cached_property
     def _gradients(self) -> list[frozenset[int]]:
-        """[N + 1] tensors that the backward of later layers made, and that are still needed."""
+        """[N + 1] outputs of later layers' backward that are still needed."""
         last_use = self._last_use(layer.backward for layer in self.layers)
         between: list[list[int]] = [[] for _ in self.layers]
         for number, layer in enumerate(self.layers):
@@ -160,7 +169,7 @@ class Gauge:
 
     @cached_property
     def _released_bytes(self) -> NDArray[np.int64]:
-        """[N + 1] bytes of the pinned tensors that are dead once the backward of later layers is done."""
+        """[N + 1] bytes of pinned tensors that end with later layers' backward."""
         last_use = self._last_use((*layer.forward, *layer.backward) for layer in self.layers)
         released = np.zeros(len(self.layers), dtype=np.int64)
         for tensor, size in self._pinned.items():
@@ -169,7 +178,10 @@ class Gauge:
         return released
 
     def _last_use(self, ops: Iterable[Iterable[int]]) -> dict[int, int]:
-        """Return the layer whose ops are the last to read each tensor: the lowest one, as the backward goes down."""
+        """Return the lowest layer that reads each tensor.
+
+        This is the last use, because the backward goes down.
+        """
         last_use: dict[int, int] = {}
         for number, those in reversed(list(enumerate(ops))):
             last_use.update((t, number) for op in those for t in self._arrays.inputs[op])

@@ -1,8 +1,8 @@
-"""The chain of layers that `rotor` and `pofo` plan, as in their papers, and the operations on a layer.
+"""The chain of layers of `rotor` and `pofo`, and the operations on a layer.
 
-Source: Beaumont et al., the model of rotor and of POFO. Layers are numbered 1 to N; layer N is the loss; a_0 is
-the chain's input. There are four operations, and memory during each is all that is stored, plus what the operation
-makes, plus its overhead:
+Source: Beaumont et al., the model of rotor and of POFO. Layers are numbered 1 to N; layer N is the loss; a_0 is the
+chain's input. There are four operations. Memory during an operation is the stored tensors, plus the outputs of the
+operation, plus its overhead:
 
     F_all(l)    reads a_(l-1), keeps it, and makes abar_l: all that B(l) needs of layer l, and a_l
     F_ck(l)     reads a_(l-1), keeps it, and makes a_l
@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Operation(StrEnum):
-    """What can be done with a layer."""
+    """The operations on a layer."""
 
     FORWARD_ALL = "F_all"
     FORWARD_CHECK = "F_ck"
@@ -32,7 +32,7 @@ class ChainStep:
     """One operation on one layer of a chain.
 
     Attributes:
-        kind: what is done.
+        kind: the operation.
         layer: 1 to N.
     """
 

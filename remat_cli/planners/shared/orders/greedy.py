@@ -1,4 +1,4 @@
-"""A first order: list scheduling by what each op adds to memory."""
+"""A first order by list scheduling: least added memory first."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from remat_cli.planners.shared.numbering import Ints
 
 
 def greedy_order(graph: Graph) -> Ints:
-    """Return the topological order in which the next op is always one that adds the least to memory.
+    """Return the topological order that always adds the least memory next.
 
-    Among equals the first in the input order comes first. Near-linear in the number of reads.
+    Among equals the first op in the input order comes first. The time is near-linear in the number of reads.
     """
     return np.array(_ListScheduling(graph).run(), dtype=np.int64)
 
 
 class _ListScheduling:
-    """One run. An op adds its outputs that are still needed, less the inputs that it is the last to read."""
+    """One run of list scheduling.
+
+    An op adds its needed outputs, minus the inputs that it is the last to read.
+    """
 
     def __init__(self, graph: Graph) -> None:
         arrays = graph.arrays
@@ -32,7 +35,7 @@ class _ListScheduling:
             for tensor in inputs:
                 self._readers[tensor].append(op)
         self._unread = [len(readers) for readers in self._readers]
-        # Sum of the numbers of the ops that have yet to read a tensor: with one op left, the number of that op.
+        # Sum of the numbers of the ops that have yet to read a tensor: with one op left, this is that op's number.
         self._to_read = [sum(readers) for readers in self._readers]
         self._unmade = [sum(is_made[tensor] for tensor in inputs) for inputs in self._inputs]
         needed = (arrays.is_output | np.array([count > 0 for count in self._unread], dtype=np.bool_)).tolist()
@@ -46,12 +49,12 @@ class _ListScheduling:
             self._offer(op)
 
     def run(self) -> list[int]:
-        """Return the order."""
+        """Return the order of the ops."""
         order: list[int] = []
         while self._queue:
             adds, op = heapq.heappop(self._queue)
             if adds != self._adds[op]:
-                continue  # outdated: it was queued again when another op's reads lowered what it adds
+                continue  # outdated: another op's reads lowered its addition, and it was queued again
             order.append(op)
             for tensor in self._inputs[op]:
                 self._read(tensor, op)

@@ -1,7 +1,7 @@
-"""Moves of one op to another place in an order, and what each does to memory, for all its places at once.
+"""Moves of one op in an order, with the cost of all its places at once.
 
 Running an op earlier or later changes memory only at the stages that it passes, and by an amount that does not depend
-on how much further it goes. So prefix sums give the cost of every place at once.
+on the rest of the way. So prefix sums give the cost of every place at once.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from remat_cli.core.graph import Graph
 from remat_cli.planners.shared.numbering import Bools, GraphReads, Ints, Ragged
 from remat_cli.planners.shared.stages import Stages
 
-# Bytes less the room, as floating-point numbers: whole and exact below 2^53.
+# Bytes minus the room, as floating-point numbers: whole and exact below 2^53.
 Bytes = NDArray[np.float64]
 
-# An op moves by at most so many places at a time, which bounds the work of one move in long orders.
+# The largest number of places of one move, which bounds its work in long orders.
 _REACH = 1000
 # Ops that read a tensor with more readers than this stay where they are: the lists below grow with its square.
 _MOST_READERS = 256
 
 
 class Uses(NamedTuple):
-    """The dependencies that bound the places of an item, and the tensors that can end with it; items are ops, or runs.
+    """The dependencies that bound an item's places, and its tensors.
+
+    An item is an op, or a run of an op. The tensors are those that can end with the item.
 
     Attributes:
-        before: items that make what it reads.
-        after: items that read what it makes.
-        users: for each of its counted inputs, who makes it and who else reads it, one after the other.
-        users_start: where in `users` each of its counted inputs starts.
-        input_bytes: the size of each of its counted inputs.
-        held_bytes: bytes of the outputs that are still needed after it has run.
+        before: producers of the item's inputs.
+        after: readers of the item's outputs.
+        users: producer and other readers of each counted input, one input after the other.
+        users_start: start of each counted input in `users`.
+        input_bytes: bytes of each counted input.
+        held_bytes: bytes of the outputs still needed after the item.
         own_bytes: bytes of all outputs and of the workspace.
     """
 
@@ -51,7 +53,10 @@ class Uses(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """An op that can take over the storage of an input: which of the inputs that are counted, and bytes saved."""
+    """An op that can take over the storage of a counted input.
+
+    `input` is the position among the counted inputs, `bytes` the saving.
+    """
 
     op: int
     input: int
@@ -60,21 +65,21 @@ class Takeover(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dependencies:
-    """What bounds the places of each op, and which tensors begin and end with it; in the graph's numbers.
+    """The dependencies and tensors of each op, in the graph's numbers.
 
     The *counted* inputs of an op are those whose memory ends at some op: no graph inputs, tensors of 0 bytes or outputs
     of the graph.
 
     Attributes:
-        makers: [E] for each pair of ops of which one reads what the other makes: the one that makes it.
-        readers: [E] the one that reads it.
-        movable: [N] whether the op may be moved.
-        users: for each op: for each of its counted inputs, who makes it and who else reads it, one after the other.
-        users_start: for each op, where in `users` each of its counted inputs starts.
-        input_bytes: for each op, the size of each of its counted inputs.
-        held_bytes: for each op, bytes of the outputs that are still needed after it has run.
+        makers: [E] producer of each dependency.
+        readers: [E] reader of each dependency.
+        movable: [N] whether each op may be moved.
+        users: for each op, producer and other readers of each counted input, one input after the other.
+        users_start: for each op, start of each counted input in `users`.
+        input_bytes: for each op, bytes of each counted input.
+        held_bytes: for each op, bytes of the outputs still needed afterwards.
         own_bytes: for each op, bytes of all outputs and of the workspace.
-        takeovers: for each op that reads such a tensor, the ops that can take over one of its counted inputs.
+        takeovers: for each op, the ops that can take over one of its counted inputs.
     """
 
     makers: Ints
@@ -108,9 +113,9 @@ class Dependencies:
 
         sizes = arrays.tensor_bytes
         needed = np.flatnonzero((arrays.producer >= 0) & (arrays.is_output | (number_of_readers > 0)))
-        made = np.flatnonzero(arrays.producer >= 0)
+        produced = np.flatnonzero(arrays.producer >= 0)
         held = np.bincount(arrays.producer[needed], weights=sizes[needed], minlength=count)
-        own = np.bincount(arrays.producer[made], weights=sizes[made], minlength=count) + arrays.workspace_bytes
+        own = np.bincount(arrays.producer[produced], weights=sizes[produced], minlength=count) + arrays.workspace_bytes
         users, users_start = _users(reader, tensor, arrays.producer[tensor], readers_of, count)
         starts = np.searchsorted(reader, np.arange(1, count))
         return cls(
@@ -127,26 +132,29 @@ class Dependencies:
 
     @cached_property
     def before(self) -> list[Ints]:
-        """For each op, the ops that make what it reads."""
+        """For each op, the producers of its inputs."""
         return np.split(self.makers, np.searchsorted(self.readers, np.arange(1, len(self.movable))))
 
     @cached_property
     def after(self) -> list[Ints]:
-        """For each op, the ops that read what it makes."""
+        """For each op, the readers of its outputs."""
         by_maker = np.argsort(self.makers, kind="stable")
         starts = np.searchsorted(self.makers[by_maker], np.arange(1, len(self.movable)))
         return np.split(self.readers[by_maker], starts)
 
     @cached_property
     def uses(self) -> list[Uses]:
-        """For each op, what is said of it above."""
+        """For each op, its dependencies and tensors."""
         columns = (self.before, self.after, self.users, self.users_start)
         sizes = (self.input_bytes, self.held_bytes, self.own_bytes)
         return [Uses(*row) for row in zip(*columns, *sizes, strict=True)]
 
 
 def _users(reader: Ints, tensor: Ints, maker: Ints, readers_of: Ragged, count: int) -> tuple[list[Ints], list[Ints]]:
-    """Return `users` and `users_start` from the pairs (reader, tensor), sorted by reader, and each tensor's maker."""
+    """Return `users` and `users_start` from pairs (reader, tensor).
+
+    Pairs are sorted by reader; `maker` has each tensor's producer.
+    """
     pairs = np.arange(len(tensor))
     pair, other = readers_of.expand(tensor)
     is_other = other != reader[pair]
@@ -162,7 +170,7 @@ def _users(reader: Ints, tensor: Ints, maker: Ints, readers_of: Ragged, count: i
 
 
 def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeover]]:
-    """Return `takeovers` from the pairs (reader, tensor), sorted by reader."""
+    """Return `takeovers` from pairs (reader, tensor), sorted by reader."""
     arrays = graph.arrays
     takers: dict[int, list[tuple[int, float]]] = {}
     for op in np.flatnonzero(arrays.inplace_bytes).tolist():
@@ -178,16 +186,18 @@ def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeo
 
 
 class Places(NamedTuple):
-    """All places that an item can take, the others staying in their order. Place 0 is the earliest.
+    """All places of an item, with the other items in their order.
+
+    Place 0 is the earliest one.
 
     Attributes:
         item: the op, or run of an op.
         first: stage of place 0.
-        now: the place that it has.
-        excess: [3, P] memory less the room: of the op now at each place, if it runs before the moved op; if it runs
-            after it; and of the moved op at that place.
-        rise: [P + 1] bytes that the moved op, once it has run, adds to memory before each place, and after the last.
-        cost: [P] excess over the stages of all places, up to a constant, with the op at each of them.
+        now: its current place.
+        excess: [3, P] memory minus the room, in three rows: the op now at each place before the moved op; the same op
+            after the moved op; and the moved op at that place.
+        rise: [P + 1] bytes that the moved op adds after its run before each place, and after the last.
+        cost: [P] excess over the stages of all places with the op at each place, up to a constant.
     """
 
     item: int
@@ -199,33 +209,35 @@ class Places(NamedTuple):
 
 
 def above(excess: Bytes) -> float:
-    """Return the bytes above the room, over some stages."""
+    """Return the sum of the bytes above the room."""
     return float(np.add.reduce(np.maximum(excess, 0.0)))  # `sum` takes longer for a few entries
 
 
-def levels(made_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
-    """[count + 1] Return memory before each stage, and at the end.
+def levels(produced_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
+    """[count + 1] Return the memory before each stage, and at the end.
 
     Args:
-        made_at: [T] stage in which each tensor is made.
-        last_read: [T] stage of its last read; `count` for the end.
-        sizes: [T] bytes.
-        count: of stages.
+        produced_at: [T] stage of each tensor's producer.
+        last_read: [T] stage of each tensor's last read; `count` for the end.
+        sizes: [T] bytes of each tensor.
+        count: number of stages.
     """
     change = np.zeros(count + 2)
-    np.add.at(change, made_at + 1, sizes)
+    np.add.at(change, produced_at + 1, sizes)
     np.add.at(change, last_read + 1, -sizes)
     return np.cumsum(change)[: count + 1]
 
 
 class Line(ABC):
-    """Items in a row, and the memory of each; it gives the memory for all places of an item at once.
+    """Items in a row, with the memory of each stage.
+
+    It computes the memory for all places of an item at once.
 
     Attributes:
         order: [N] item of each stage.
         position: stage of each item.
-        excess: [N] memory while each stage runs, less the room.
-        between: [N + 1] memory before each stage, and at the end, less the room.
+        excess: [N] memory during each stage, minus the room.
+        between: [N + 1] memory before each stage and at the end, minus the room.
     """
 
     order: Ints
@@ -235,19 +247,19 @@ class Line(ABC):
 
     @abstractmethod
     def _uses(self, item: int) -> Uses:
-        """Return what bounds the places of an item."""
+        """Return the dependencies and tensors of an item."""
 
     @abstractmethod
     def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Take off what working in place saves, where that depends on the place."""
+        """Subtract savings in place that depend on the item's place."""
 
     @property
     def total_excess(self) -> float:
-        """Sum over the stages of the memory above the room."""
+        """Memory above the room, summed over the stages."""
         return above(self.excess)
 
     def places(self, item: int) -> Places | None:
-        """Return the places that `item` can take; None where it can only stay."""
+        """Return the possible places of `item`; None for a single place."""
         uses = self._uses(item)
         before, after = uses.before, uses.after
         position = self.position
@@ -296,18 +308,20 @@ class Line(ABC):
         self.position[self.order[start : end + 1]] = np.arange(start, end + 1)
 
     def _can_matter(self, makers: Ints, readers: Ints) -> Bools:
-        """[N] Return which items can move within a range of stages of which one lacks memory."""
+        """[N] Return the items that can move across a stage lacking memory."""
         earliest, latest = self._ranges(makers, readers)
         lacking = np.concatenate([[0], np.cumsum(self.excess > 0)])
         can: Bools = (earliest < latest) & (lacking[latest + 1] > lacking[earliest])
         return can
 
     def _ranges(self, makers: Ints, readers: Ints) -> tuple[Ints, Ints]:
-        """Return the first and the last stage of each item that its dependencies allow, the others staying in order.
+        """Return the first and last stage that dependencies allow each item.
+
+        The other items keep their order.
 
         Args:
-            makers: for each pair of items of which one reads what the other makes: the one that makes it.
-            readers: the one that reads it.
+            makers: producer of each dependency between items.
+            readers: reader of each dependency.
         """
         count = len(self.order)
         earliest, latest = np.zeros(count, dtype=np.int64), np.full(count, count - 1)
@@ -316,7 +330,10 @@ class Line(ABC):
         return earliest, latest
 
     def _ends(self, uses: Uses, first: int, count: int) -> Ints:
-        """For each counted input, the first place by which all its other readers have run, at most `count` + 1."""
+        """For each counted input, the first place after all its other readers.
+
+        It is at most `count` + 1.
+        """
         if not len(uses.users):
             return uses.users
         last_use: Ints = np.maximum.reduceat(self.position[uses.users], uses.users_start)
@@ -324,7 +341,10 @@ class Line(ABC):
 
 
 def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
-    """Bytes that the item, once it has run, adds before each place: its outputs, less the inputs that end with it."""
+    """Bytes that the item adds after its run before each place.
+
+    These are its outputs, minus the inputs that end with it.
+    """
     held = uses.held_bytes
     if not len(ends):
         return np.full(count + 1, held)
@@ -333,17 +353,17 @@ def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
 
 
 class Layout(Line):
-    """An order that changes by moves of one op, and the memory of each of its stages.
+    """An order that moves of single ops change, with its memory.
 
     Attributes:
         order: [N] op of each stage.
         position: [N] stage of each op.
-        excess: [N] memory while each stage runs, less the room.
-        between: [N + 1] memory before each stage, and at the end, less the room.
+        excess: [N] memory during each stage, minus the room.
+        between: [N + 1] memory before each stage and at the end, minus the room.
     """
 
     def __init__(self, dependencies: Dependencies, stages: Stages, room: int) -> None:
-        """Lay out a graph, in the order of its stages."""
+        """Lay out a graph in the order of its stages."""
         count = len(stages)
         self._dependencies = dependencies
         self._uses_of = dependencies.uses
@@ -351,10 +371,10 @@ class Layout(Line):
         self.position = np.empty(count, dtype=np.int64)
         self.position[self.order] = np.arange(count)
         self.excess = stages.plain_bytes.astype(np.float64) - room
-        self.between = levels(stages.made_at, stages.last_read, stages.bytes, count) - room
+        self.between = levels(stages.produced_at, stages.last_read, stages.bytes, count) - room
 
     def copy(self) -> Layout:
-        """Return the same order, to be changed apart from this one."""
+        """Return a copy to be changed independently."""
         new = copy(self)
         for name in ("order", "position", "excess", "between"):
             setattr(new, name, getattr(self, name).copy())
@@ -366,7 +386,7 @@ class Layout(Line):
         return np.flatnonzero((earliest < latest) & self._dependencies.movable)
 
     def restless(self) -> Ints:
-        """Return the ops that can move within a range of stages of which one lacks memory."""
+        """Return the ops that can move across a stage lacking memory."""
         can = self._can_matter(self._dependencies.makers, self._dependencies.readers)
         return np.flatnonzero(can & self._dependencies.movable)
 
@@ -374,14 +394,17 @@ class Layout(Line):
         return self._uses_of[item]
 
     def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Take off what working in place saves: at the moved op, and at ops that become or were an input's last one."""
+        """Subtract savings in place that depend on the moved op's place.
+
+        They arise at the moved op, and at ops that become or cease to be an input's last reader.
+        """
         for taker, which, saved in self._dependencies.takeovers.get(item, ()):
             end = int(ends[which])
             if taker == item:
-                # A place before the present one puts the op before that stage's own op, a later one behind it.
+                # A place before the current one puts the op before that stage's own op, a later place puts it behind.
                 excess[2, end if end <= now else end - 1 :] -= saved
             elif 0 < end <= excess.shape[1] and self.order[first + end - 1] == taker:
-                # The last of the others: it works in place if and only if the moved op has run.
+                # The last of the other readers: it works in place if and only if the moved op has run.
                 if end - 1 > now:
                     excess[0, end - 1] += saved
                 else:

@@ -1,4 +1,7 @@
-"""Orders of first runs that need little memory: where data dependencies leave a choice, the order decides a lot."""
+"""The search for orders of first runs that need little memory.
+
+If data dependencies leave a choice, the order decides a lot.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from remat_cli.planners.shared.orders.greedy import greedy_order
 from remat_cli.planners.shared.orders.moves import Dependencies, Layout, Places
 from remat_cli.planners.shared.stages import Stages
 
-# Numbers of moves, for each op that the dependencies let move. First a descent, then annealing from these temperatures
-# in turn; the first anneal has the first number of moves, the last number serves all further ones.
+# Numbers of moves, for each movable op. First a descent, then annealing from these temperatures in turn; the first
+# anneal has the first number of moves, the last number serves all further anneals.
 _DESCENT = 10
 _COLD = 0.04
 _HEATS = (4.0, 1.0)
 _MOVES = (50, 100, 200)
 # With fewer moves, an anneal loses more while it is hot than it gains while it cools.
 _FEWEST = 20
-# The search ends after so many runs in a row that do not lower the least excess by this factor.
+# The search ends after this many runs in a row that do not lower the least excess by this factor.
 _PATIENCE = 2
 _PAYS = 0.995
 
@@ -35,19 +38,19 @@ _PAYS = 0.995
 _COLDEST = 0.01
 # Moves between two looks at the clock.
 _LOOK = 64
-# Ops from which the scale of the costs is taken.
+# The number of ops for the scale of the costs.
 _SAMPLE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Cooling:
-    """How a run of annealing goes.
+    """The parameters of a run of annealing.
 
     Attributes:
         heat: first temperature, in units of the spread of the cost over an op's places at the start.
-        moves: how many may be tried.
-        seconds: on the clock; where they are too few for the moves, it cools faster.
-        seed: of the random choices.
+        moves: number of moves to try.
+        seconds: limit in seconds; if they are too few for the moves, cooling is faster.
+        seed: seed of the random choices.
     """
 
     heat: float
@@ -57,21 +60,22 @@ class Cooling:
 
 
 class Annealed(NamedTuple):
-    """The order of the least excess that came up, and how many moves were tried."""
+    """The order of least excess found, and the number of moves tried."""
 
     order: Ints
     moves: int
 
 
 def anneal(layout: Layout, cooling: Cooling) -> Annealed:
-    """Search for an order of little excess, until one has none or the temperature is at its end.
+    """Search for an order of little excess.
 
-    An op is moved as in Gibbs sampling: one of its places is drawn with weights exp(-cost / temperature), and no move
-    is rejected. Only ops that can pass a stage that lacks memory take part: others would move at random.
+    The search ends at an order without excess, or at the end of the temperatures. An op is moved as in Gibbs sampling:
+    one of its places is drawn with weights exp(-cost / temperature), and no move is rejected. Only ops that can pass a
+    stage that lacks memory take part: other ops would move at random.
 
     Args:
-        layout: the order to begin with.
-        cooling: how much is tried.
+        layout: the order to start from.
+        cooling: temperatures and limits.
     """
     layout = layout.copy()
     rng = np.random.default_rng(cooling.seed)
@@ -108,7 +112,10 @@ def _draw(places: Places, temperature: float, draw: float) -> int:
 
 
 def _scale(layout: Layout) -> float:
-    """Return the mean spread of the cost over an op's places, over some of the ops for which it differs."""
+    """Return the mean spread of the cost over an op's places.
+
+    The mean is over some of the ops with a spread.
+    """
     ops = layout.restless()
     sample = (layout.places(op) for op in ops[:: -(-len(ops) // _SAMPLE) or 1].tolist())
     spreads = [spread for places in sample if places is not None and (spread := np.ptp(places.cost)) > 0]
@@ -117,12 +124,12 @@ def _scale(layout: Layout) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """An order of first runs, and the memory that it takes if nothing is recomputed.
+    """An order of first runs, and its memory without recomputation.
 
     Attributes:
         order: [N] numbers of the graph's ops, each after those whose outputs it reads.
         peak_bytes: the largest memory of any stage, without the graph's fixed bytes.
-        excess: memory above the room, summed over the stages, in bytes; 0 where the order fits.
+        excess: memory above the room, summed over the stages, in bytes; 0 if the order fits.
     """
 
     order: Ints
@@ -137,18 +144,17 @@ class Order:
 
 
 def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) -> list[Order]:
-    """Return orders that need little memory, those of the least excess first.
+    """Return orders that need little memory, least excess first.
 
     The input order is always among them. The others differ from each other, so that a planner can try several: the
-    excess alone does not say which of them needs the least recomputation. Nothing is proven.
+    excess alone does not decide which order needs the least recomputation. There is no proof.
 
     Args:
-        graph: what is planned.
-        room: bytes for what ops make: the budget without the graph's fixed bytes.
-        limits: where the search stops; it stops sooner where an order fits, or where more search does not pay. Work is
-            counted in moves of one op; under a limit of work alone the same call finds the same orders, however many
-            cores there are.
-        observe: is told that orders are searched.
+        graph: the graph to plan.
+        room: bytes for outputs of ops: the budget without the graph's fixed bytes.
+        limits: limits of the search, which ends sooner if an order fits or if more search does not pay. Work is counted
+            in moves of one op. Under a work limit alone, the orders do not depend on the number of cores.
+        observe: receives the phase of the search.
     """
     given = Order.of(graph, np.arange(len(graph.ops)), room)
     if given.excess == 0 or limits.is_over:
@@ -160,7 +166,10 @@ def search_orders(graph: Graph, room: int, limits: Limits, observe: Observer) ->
 
 
 class _OrderSearch:
-    """A descent from the better of the input order and a greedy one, then runs of annealing until they do not pay."""
+    """A descent, then runs of annealing until they do not pay.
+
+    The descent starts from the better of the input order and a greedy order.
+    """
 
     def __init__(self, graph: Graph, room: int, limits: Limits, given: Order) -> None:
         self._graph, self._room, self._limits = graph, room, limits
@@ -173,11 +182,14 @@ class _OrderSearch:
         self._dependencies = Dependencies.of(graph)
 
     def found(self) -> list[Order]:
-        """Return the orders found so far, the best first."""
+        """Return the orders found so far, best first."""
         return sorted(self._found.values(), key=_rank)
 
     def run(self) -> None:
-        """Search until an order fits, more search does not pay, or the limits are reached."""
+        """Search until an order fits, or more search does not pay.
+
+        The limits end the search, too.
+        """
         start = self._layout()
         loose = len(start.loose())
         if not loose or not self._descend(_DESCENT * loose):
@@ -189,7 +201,7 @@ class _OrderSearch:
             self._anneal(start, loose, fewest)
 
     def _descend(self, moves: float) -> bool:
-        """Improve the best order without ever going far uphill; tell whether there is more to do."""
+        """Improve the best order with cold annealing; tell whether to go on."""
         cooling = self._cooling(_COLD, moves)
         if cooling.moves == 0:
             return False
@@ -200,7 +212,7 @@ class _OrderSearch:
         return annealed.moves > 0 and self._best.excess > 0
 
     def _anneal(self, start: Layout, loose: int, fewest: int) -> None:
-        # Until something is gained, one anneal decides: in most training graphs the input order is as good as any.
+        # Until there is a gain, one anneal decides: in most training graphs the input order is as good as any.
         fruitless = 0 if self._pays(self._given) else _PATIENCE - 1
         with process_pool(self._limits.cores) as pool:
             while fruitless < _PATIENCE and (coolings := self._coolings(loose, fewest)):
@@ -210,7 +222,7 @@ class _OrderSearch:
                         return
 
     def _coolings(self, loose: int, fewest: int) -> list[Cooling]:
-        """Return what to run next, at the same time; nothing where the limits leave too little."""
+        """Return the next runs, in parallel; none if the limits are too tight."""
         coolings: list[Cooling] = []
         while len(coolings) < self._limits.cores and self._affordable() >= fewest:
             heat = _HEATS[self._hot_runs % len(_HEATS)]
@@ -220,20 +232,20 @@ class _OrderSearch:
         return coolings
 
     def _cooling(self, heat: float, moves: float) -> Cooling:
-        """Take moves from those that are left."""
+        """Reserve moves for a run."""
         moves = int(min(moves, self._moves_left))
         self._moves_left -= moves
         return Cooling(heat, moves, self._limits.seconds, seed=(self._limits.seed, self._hot_runs))
 
     def _affordable(self) -> float:
-        """How many moves the limits leave."""
+        """Number of moves that the limits leave."""
         return min(self._moves_left, (self._limits.seconds) / max(self._seconds_a_move, 1e-9))
 
     def _layout(self) -> Layout:
         return Layout(self._dependencies, Stages.of(self._graph, self._best.order), self._room)
 
     def _keep(self, order: Ints) -> bool:
-        """Add an order to those found; tell whether it is so much better that the search should go on."""
+        """Add an order; tell whether the gain is worth more search."""
         before = self._best
         new = Order.of(self._graph, order, self._room)
         self._found.setdefault(order.tobytes(), new)

@@ -35,15 +35,15 @@ def test_leaving_out_useless_reruns_costs_nothing(sequence: RematSequence) -> No
 def closures(cut_point: CutPoint) -> list[tuple[np.ndarray, int, int]]:
     """Every choice at a moment, one by one: what runs again, bytes kept, and time."""
     sequence, at = cut_point.sequence, cut_point.at
-    made_at, read_at, instance = sequence.made[0], *sequence.read
+    produced_at, read_at, instance = sequence.made[0], *sequence.read
     here = set(sequence.inputs[at].tolist())
     wanted_later = {i for i, where in zip(instance.tolist(), read_at.tolist(), strict=True) if where > at}
-    wanted_later = {i for i in wanted_later if made_at[i] < at}
+    wanted_later = {i for i in wanted_later if produced_at[i] < at}
     may = [bool(sequence.reads.recomputable[op]) for op in sequence.ops[:at]]
     found = []
     for again in product(*((False, True) if able else (False,) for able in may)):
         needed = wanted_later | {i for run in range(at) if again[run] for i in sequence.inputs[run].tolist()}
-        kept = [i for i in needed if not again[made_at[i]] and i not in here]
+        kept = [i for i in needed if not again[produced_at[i]] and i not in here]
         time = sum(int(sequence.run_time[run]) for run in range(at) if again[run])
         found.append((np.array(again, dtype=np.bool_), int(sequence.bytes[kept].sum()) if kept else 0, time))
     return found

@@ -29,7 +29,7 @@ def skip() -> Graph:
 def test_stages_number_tensors_in_the_order_in_which_they_are_made() -> None:
     stages = Stages.of(skip())
     assert stages.bytes.tolist() == [5, 1, 7, 1, 1]
-    assert stages.made_at.tolist() == [0, 1, 2, 3, 4]
+    assert stages.produced_at.tolist() == [0, 1, 2, 3, 4]
     reads = list(zip(stages.read_tensor.tolist(), stages.read_stage.tolist(), strict=True))
     assert reads == [(0, 1), (0, 4), (1, 2), (2, 3), (3, 4), (4, 5)]
     assert stages.last_read.tolist() == [4, 2, 3, 4, 5]

@@ -16,7 +16,7 @@ from remat_cli.torch import plan_of, planned
 
 WIDTH, ROWS = 32, 2048
 INPUT = 4 * WIDTH * ROWS
-LINK = {"offload": True, "link_bandwidth": "12GB/s", "device": "h100"}
+LINK: dict[str, Any] = {"offload": True, "link_bandwidth": "12GB/s", "device": "h100"}
 
 
 class Residual(nn.Module):
@@ -50,7 +50,8 @@ class Stack(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
-        return self.last(x).square().mean()
+        loss: torch.Tensor = self.last(x).square().mean()
+        return loss
 
 
 class Scaled(Stack):
@@ -61,7 +62,8 @@ class Scaled(Stack):
         scale = torch.full_like(x, 0.5)
         for block in self.blocks:
             x = block(x, scale)
-        return self.last(x).square().mean()
+        loss: torch.Tensor = self.last(x).square().mean()
+        return loss
 
 
 class Listed(Stack):
@@ -71,7 +73,8 @@ class Listed(Stack):
         states = [self.first(x)]
         for block in self.blocks:
             states.append(block(states[-1]))
-        return self.last(states[-1]).square().mean()
+        loss: torch.Tensor = self.last(states[-1]).square().mean()
+        return loss
 
 
 def trained(model: nn.Module, rows: tuple[int, ...] = (ROWS,) * 3, *, twice: bool = False, **options: Any) -> Any:
