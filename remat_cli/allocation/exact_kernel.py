@@ -5,8 +5,9 @@ fall from step to step, and equal offsets follow a given order: each arrangement
 fills a corner: it puts a buffer on the floor of a section, or leaves room empty there. The corner is the lowest
 section, or of all edges of floors between higher floors the one that the fewest buffers can fill. Of equal buffers the
 first is placed first. If the remaining buffers fall into groups without shared sections, each group is searched alone:
-if one group has no solution, other solutions of the others are not tried. Source: Moffitt, MiniMalloc: A Lightweight
-Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
+if one group has no solution, other solutions of the others are not tried.
+
+Source: Moffitt, MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
 """
 
 from __future__ import annotations
