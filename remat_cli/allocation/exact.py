@@ -6,6 +6,7 @@ Buffers are placed one by one from the ground up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from remat_cli.compiled import can_compile
 MOST_OVERLAPS = 2_000_000
 # Work of a step for each buffer, about seconds of a usual core; plain Python takes longer.
 _WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
-# Steps between two looks at the clock.
-_STEPS_AT_ONCE = 50_000
+# Steps between two looks at the clock, and steps times buffers.
+_STEPS_AT_ONCE, _BUFFERS_AT_ONCE = 50_000, 10_000_000
+# Least steps of a turn for each buffer; new searches in a turn.
+_LEAST_STEPS, _RESTARTS = 2, 16
+_WAYS = (kernel.BY_OFFSET, kernel.LOWEST, kernel.FEWEST)
 # Standard deviations for shuffling ranks: of their logarithms, and as a share of the buffers.
 _STRETCH, _SHIFT = 0.3, 0.03
 
@@ -35,7 +39,7 @@ class ExactSearch:
     """
 
     def __init__(
-        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, by_corner: bool = False
+        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, way: int = kernel.BY_OFFSET
     ) -> None:
         """Prepare the search.
 
@@ -44,8 +48,8 @@ class ExactSearch:
             capacity: size of the arena, in units; no buffer is larger.
             order: [buffers] order of buffers that may begin at the same offset.
             near: `neighbours` of the instance.
-            by_corner: fill the lowest section first, instead of placing buffers by ascending offset; each pass leaves
-                more room empty.
+            way: place buffers by ascending offset; or fill the lowest section first, or the place that the fewest
+                buffers can fill. The last two leave more room empty in each pass.
         """
         self.offsets: Ints | None = None
         self.steps = 0
@@ -53,7 +57,7 @@ class ExactSearch:
         self.is_proof = False
         self._capacity, self._near = capacity, near
         self._instance, self._order = instance, order
-        self._by_corner, self._skips = by_corner, 0
+        self._way, self._skips = way, 0
         self._state = self._first_state()
 
     def go_on(self, steps: int) -> None:
@@ -72,12 +76,12 @@ class ExactSearch:
 
     def _first_state(self) -> State:
         state = _first_state(self._instance, self._order, len(self._near.other))
-        state.values[kernel.BY_CORNER], state.values[kernel.MOST_SKIPS] = self._by_corner, self._skips
+        state.values[kernel.WAY], state.values[kernel.MOST_SKIPS] = self._way, self._skips
         return state
 
 
 class ExactSearches:
-    """Exact searches in several orders, which take turns.
+    """Exact searches in several ways and orders, which take turns.
 
     Some are resumed, others begin with a shuffled order.
 
@@ -98,9 +102,10 @@ class ExactSearches:
         self.is_proof = False
         self._instance, self._capacity = instance, capacity
         self._near = neighbours(instance)
-        self._orders = list(orders(instance))
         self._random = np.random.default_rng(seed)
-        self._resumed = [self._search(order, kind) for kind in (False, True) for order in self._orders]
+        self._kinds = list(product(orders(instance), _WAYS))
+        self._resumed = [self._search(order, way) for order, way in self._kinds]
+        self._turn = 0
 
     @property
     def is_over(self) -> bool:
@@ -112,27 +117,44 @@ class ExactSearches:
 
         Resumed searches get half of it, new searches the other half.
         """
-        steps = max(1, int(work / (4 * len(self._orders) * _WORK_OF_BUFFER * len(self._instance))))
-        for search in [*self._resumed, *self._shuffled()]:
-            end = search.steps + steps
-            while search.steps < end and not search.is_over and not is_over():
-                search.go_on(min(_STEPS_AT_ONCE, end - search.steps))
-            self.offsets, self.is_proof = search.offsets, search.is_proof
-            if self.is_over or is_over():
-                return
-
-    def _search(self, order: Ints, by_corner: bool) -> ExactSearch:
-        return ExactSearch(self._instance, self._capacity, order, self._near, by_corner)
-
-    def _shuffled(self) -> Iterator[ExactSearch]:
         count = len(self._instance)
-        for by_corner in (False, True):
-            for order in self._orders:
-                ranks = np.empty(count)
-                ranks[order] = np.arange(count)
-                stretched = ranks * np.exp(_STRETCH * self._random.standard_normal(count))
-                shifted = stretched + count * _SHIFT * self._random.standard_normal(count)
-                yield self._search(np.argsort(shifted, kind="stable"), by_corner)
+        left = max(1, int(work / (_WORK_OF_BUFFER * count)))
+        steps = max(_LEAST_STEPS * count, left // (2 * len(self._kinds)))
+        while left > 0 and not self.is_over and not is_over():
+            number, is_new = divmod(self._turn, 2)
+            at = number % len(self._kinds)
+            for search, most in self._restarts(at, steps) if is_new else [(self._resumed[at], steps)]:
+                left -= self._run(search, most, is_over)
+                if self.is_over or is_over():
+                    return
+            self._turn += 1
+
+    def _run(self, search: ExactSearch, steps: int, is_over: Callable[[], bool]) -> int:
+        """Let a search take at most `steps` steps; return the number taken."""
+        before = search.steps
+        at_once = max(1, min(_STEPS_AT_ONCE, _BUFFERS_AT_ONCE // len(self._instance)))
+        while search.steps < before + steps and not search.is_over and not is_over():
+            search.go_on(min(at_once, before + steps - search.steps))
+        self.offsets, self.is_proof = search.offsets, search.is_proof
+        return max(1, search.steps - before)
+
+    def _search(self, order: Ints, way: int) -> ExactSearch:
+        return ExactSearch(self._instance, self._capacity, order, self._near, way)
+
+    def _restarts(self, kind: int, steps: int) -> Iterator[tuple[ExactSearch, int]]:
+        """Yield searches in shuffled orders, each with its number of steps.
+
+        A search that fills the place of the fewest buffers ends soon or hardly ever: many short ones share the steps.
+        """
+        order, way = self._kinds[kind]
+        count = len(order)
+        most = max(_LEAST_STEPS * count, steps // _RESTARTS) if way == kernel.FEWEST else steps
+        for _ in range(steps // most):
+            ranks = np.empty(count)
+            ranks[order] = np.arange(count)
+            stretched = ranks * np.exp(_STRETCH * self._random.standard_normal(count))
+            shifted = stretched + count * _SHIFT * self._random.standard_normal(count)
+            yield self._search(np.argsort(shifted, kind="stable"), way), most
 
 
 def neighbours(instance: Instance) -> Neighbours:

@@ -1,10 +1,11 @@
 """Depth-first search of offsets in integer arrays, for a compiler.
 
-The search has two modes. In one, each step places a buffer at the lowest offset above placed buffers. Offsets never
-fall from step to step, and equal offsets follow a given order: each arrangement is reached once. In the other, a step
-fills the lowest section with a buffer that can lie on its floor, or leaves room empty there. Of equal buffers the first
-is placed first. If the remaining buffers fall into groups without shared sections, each group is searched alone: if one
-group has no solution, other solutions of the others are not tried.
+The search has three ways. In one, each step places a buffer at the lowest offset above placed buffers. Offsets never
+fall from step to step, and equal offsets follow a given order: each arrangement is reached once. In the others, a step
+fills a corner: it puts a buffer on the floor of a section, or leaves room empty there. The corner is the lowest
+section, or of all edges of floors between higher floors the one that the fewest buffers can fill. Of equal buffers the
+first is placed first. If the remaining buffers fall into groups without shared sections, each group is searched alone:
+if one group has no solution, other solutions of the others are not tried.
 
 Source: Moffitt, MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
 """
@@ -23,6 +24,8 @@ Ints = NDArray[np.int64]
 NOWHERE = 2**62
 FOUND, NONE, GOES_ON, LOST = range(4)
 RAISE = -2
+# Ways to search: by ascending offset, or by corners: the lowest one, or the one that the fewest buffers can fill.
+BY_OFFSET, LOWEST, FEWEST = range(3)
 # Rows of the tables of buffers, sections, frames and undo lists; places of single values.
 LOWER, UPPER, SIZE, RANK, TWIN, OFFSET, LEAST = range(7)
 FLOOR, LOAD, CROSSING, STAMP = range(4)
@@ -30,7 +33,7 @@ START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED
 CEILING, OLD_LEAST, OLD_FLOOR, CORNER, SKIPS, ROWS_OF_FRAME = range(11, 17)
 OF, VALUE = range(2)
 LEAST_OF, SIZE_OF = range(2)
-DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, BY_CORNER, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
+DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, WAY, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
 
 
 class Neighbours(NamedTuple):
@@ -54,7 +57,7 @@ class State(NamedTuple):
 
     Attributes:
         values: depth, lengths of the two undo lists, number of waiting groups, whether the frame is entered, number of
-            stamps used, whether corners are filled, how many corners may stay empty, whether this limit was met.
+            stamps used, the way to search, how many corners may stay empty, whether this limit was met.
         buffers: [7, N] first section, the one after the last, size, rank in the order, the previous buffer of the same
             life and size, offset (-1: not placed), and the least offset above placed buffers.
         sections: [4, S + 1] floor below which nothing is left to fill, load of waiting buffers, number of waiting
@@ -95,7 +98,7 @@ def go_on(near: Neighbours, s: State, capacity: int, steps: int) -> tuple[int, i
                 if not _next_group(s, depth):
                     return FOUND, taken
                 continue
-            _enter(s, depth)
+            _enter(near, s, depth, capacity)
         if taken >= steps:
             return GOES_ON, taken
         if depth + 3 >= s.frames.shape[1]:
@@ -111,7 +114,7 @@ def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
 
     False means that nothing is left to try.
     """
-    buffer = _next_at_corner(near, s, depth) if s.values[BY_CORNER] else _next(s, depth)
+    buffer = _next(s, depth) if s.values[WAY] == BY_OFFSET else _next_at_corner(near, s, depth)
     if buffer == -1:
         back = s.frames[BACK, depth]
         if back < 0:
@@ -131,12 +134,14 @@ def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
 
 
 @compiled
-def _enter(s: State, depth: int) -> None:
+def _enter(near: Neighbours, s: State, depth: int, capacity: int) -> None:
     """Begin a step."""
-    if s.values[BY_CORNER]:
+    if s.values[WAY] == BY_OFFSET:
+        _enter_group(s, depth)
+    elif s.values[WAY] == LOWEST:
         _enter_corner(s, depth)
     else:
-        _enter_group(s, depth)
+        _enter_fewest(near, s, depth, capacity)
     s.values[IS_ENTERED] = 1
 
 
@@ -213,7 +218,9 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
             fits = fits and top + s.buffers[SIZE, other] <= capacity
             _raise_least(s, other, top)
             s.sections[STAMP, s.buffers[LOWER, other] : s.buffers[UPPER, other]] = stamp
-    return fits and _fit_sections(near, s, depth, offset, top, capacity, stamp)
+    # The fewest come first at any height: of later offsets nothing is known.
+    least = 0 if s.values[WAY] == FEWEST else offset
+    return fits and _fit_sections(near, s, depth, least, top, capacity, stamp)
 
 
 @compiled
@@ -226,7 +233,7 @@ def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int,
         load = s.sections[LOAD, section]
         if load > 0:
             if s.sections[STAMP, section] == stamp:
-                if s.values[BY_CORNER]:
+                if s.values[WAY] == LOWEST:
                     least = _least_left(near, s, section, offset, capacity)
                 else:
                     least = _least_above(near, s, section, top, capacity)
@@ -426,6 +433,43 @@ def _enter_corner(s: State, depth: int) -> None:
                 floor, best, load = f, section, s.sections[LOAD, section]
     s.frames[CORNER, depth] = best
     s.frames[TRIED_RANK, depth] = -1
+
+
+@compiled
+def _enter_fewest(near: Neighbours, s: State, depth: int, capacity: int) -> None:
+    """Choose the section to fill next: at an edge of a floor between higher ones, where the fewest buffers can lie."""
+    best, fewest, lowest = -1, NOWHERE, NOWHERE
+    section, stop, wall = s.frames[FIRST, depth], s.frames[LAST, depth], NOWHERE
+    while section < stop:
+        first, floor = section, _open_floor(s, section, stop)
+        while section < stop and _open_floor(s, section, stop) == floor:
+            section += 1
+        if wall > floor and _open_floor(s, section, stop) > floor:
+            for edge in (first, section - 1):
+                count = _count_choices(near, s, edge, floor, capacity)
+                if count < fewest or (count == fewest and floor < lowest):
+                    best, fewest, lowest = edge, count, floor
+        wall = floor
+    s.frames[CORNER, depth] = best
+    s.frames[TRIED_RANK, depth] = -1
+
+
+@compiled
+def _open_floor(s: State, section: int, stop: int) -> int:
+    """Return the floor of a section; one that is full, or after the last one, is a wall."""
+    if section == stop or s.sections[LOAD, section] == 0:
+        return NOWHERE
+    return int(s.sections[FLOOR, section])
+
+
+@compiled
+def _count_choices(near: Neighbours, s: State, section: int, floor: int, capacity: int) -> int:
+    """Count the buffers that can lie on the floor of a section; one more where room may stay empty."""
+    count = int(floor + s.sections[LOAD, section] < capacity)
+    for at in range(near.member_start[section], near.member_start[section + 1]):
+        buffer = near.member[at]
+        count += s.buffers[OFFSET, buffer] < 0 and s.buffers[LEAST, buffer] == floor
+    return count
 
 
 @compiled

@@ -186,8 +186,9 @@ def _valid(model: type[BaseModel], document: Document) -> dict[str, Any]:
     from pydantic import ValidationError
 
     try:
-        # Through JSON, where text may stand for an enum's member and a whole number for a float.
-        valid = model.model_validate_json(json.dumps(document.values))
+        # Through JSON, where text may stand for an enum's member and a whole number for a float. Objects that Python
+        # callers give, such as a bank or a path, count as their text.
+        valid = model.model_validate_json(json.dumps(document.values, default=str))
     except ValidationError as error:
         raise _first_fault(error.errors()[0], document, list(model.model_fields)) from None
     return {name: getattr(valid, name) for name in valid.model_fields_set}

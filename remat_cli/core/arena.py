@@ -52,7 +52,9 @@ class Bank:
 
     def __str__(self) -> str:
         """Write the bank as users do, without its name: SIZE[:SPEED]."""
-        return str(self.bytes) if self.speed == 1 else f"{self.bytes}:{float(self.speed):g}"
+        if self.speed == 1:
+            return str(self.bytes)
+        return f"{self.bytes}:{float(self.speed):.9f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True)

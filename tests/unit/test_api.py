@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import remat_cli as remat
+from remat_cli.core.arena import Bank
 from remat_cli.core.problem import Status
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import InvalidSchedule, UsageError
 from tests.places import GRAPHS
 
@@ -44,6 +48,20 @@ def test_plans_offload_where_that_is_asked_for(graph: remat.Prepared, tmp_path: 
         remat.plan(graph, "60%", "rotor", offload=True)
     with pytest.raises(UsageError, match="no link to it is known"):
         remat.plan(remat.read(GRAPHS / "unet.json"), "60%", offload=True)
+
+
+def test_a_bank_may_be_an_object_or_text() -> None:
+    chain = remat.read(GRAPHS / "skip_chain.json")
+    peak = baseline_of(chain.graph).peak_bytes
+    banks = {"sram": Bank("sram", peak, Fraction(1)), "psram": Bank("psram", peak, Fraction(1, 2**30))}
+    asked: dict[str, Any] = {"planner": "keep_all", "arena": True}
+    of_objects = remat.plan(chain, 4 * peak, banks=banks, **asked)
+    of_text = remat.plan(chain, 4 * peak, banks={name: str(bank) for name, bank in banks.items()}, **asked)
+    assert of_objects.solution.arena is not None
+    assert of_objects.solution.arena == of_text.solution.arena
+    assert {bank.bytes for bank in of_objects.solution.arena.banks} == {peak}
+    with pytest.raises(UsageError, match=r"plan\(\): banks: input should be an object"):
+        remat.plan(chain, peak, banks=list(banks.values()), **asked)
 
 
 def test_what_cannot_be_is_said(graph: remat.Prepared, tmp_path: Path) -> None:
