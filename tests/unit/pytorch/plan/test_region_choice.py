@@ -1,0 +1,141 @@
+"""The choice among plans of regions, with inputs on the host, held against the judge and against all choices."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_cli.core.graph import Kind, Op, Tensor, build_graph
+from remat_cli.core.link import Duplex, Link
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.region_choice import RegionPoint, WholeStep
+from remat_cli.pytorch.plan.rehearsal import Moment
+
+_ANY = build_graph(
+    name="any",
+    kind=Kind.TRAINING,
+    time_unit="ns",
+    resident_bytes=0,
+    tensors=[Tensor("t", 1)],
+    ops=[Op("op", "Op", (), ("t",), 1)],
+    outputs=["t"],
+)
+PLANNED = PlannedGraph.of(_ANY, plain_run(_ANY), simulate(_ANY, plain_run(_ANY)))
+
+
+def point(kept: int, forward: int, backward: int, forward_time: int, backward_time: int) -> RegionPoint:
+    return RegionPoint(PLANNED, kept, kept + forward, kept + backward, forward_time + backward_time, forward_time, 0)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> WholeStep:
+    """Draw a step of a few regions in a row, with two plans each, and a link."""
+    count = draw(st.integers(1, 3))
+    numbers = st.integers(0, 30)
+    inputs = [draw(numbers) for _ in range(count)]
+    curves = []
+    for _ in range(count):
+        forward_time, backward_time = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+        plain = point(draw(numbers) + 10, draw(numbers), draw(numbers), forward_time, backward_time)
+        tight = point(draw(st.integers(0, 10)), draw(numbers), draw(numbers), forward_time, 2 * backward_time)
+        curves.append((plain, tight))
+    moments: dict[Moment, int] = {Moment(frozenset()): draw(numbers)}
+    held: frozenset[int] = frozenset()
+    for place in range(count):
+        # While it runs, what it is given is there.
+        moments[Moment(held, (place, "forward"))] = inputs[place] + draw(numbers)
+        held |= {place}
+        moments[Moment(held)] = draw(numbers)
+    moments[Moment(held, None, True)] = draw(numbers)
+    for place in reversed(range(count)):
+        held -= {place}
+        moments[Moment(held, (place, "backward"), True)] = draw(numbers)
+        moments[Moment(held, None, True)] = draw(numbers)
+    duplex = draw(st.sampled_from(Duplex))
+    link = Link(Fraction(draw(st.integers(1, 8)), draw(st.integers(1, 4))), duplex)
+    names = [f"region {place}" for place in range(count)]
+    return WholeStep(draw(numbers), moments, names, curves, inputs=inputs, link=link)
+
+
+def all_choices(step: WholeStep) -> list[tuple[tuple[int, ...], frozenset[int]]]:
+    places = product(*(range(len(curve)) for curve in step.curves))
+    can_leave = [place for place, size in enumerate(step.inputs) if size]
+    subsets = [
+        frozenset(place for place, is_away in zip(can_leave, flags, strict=True) if is_away)
+        for flags in product((False, True), repeat=len(can_leave))
+    ]
+    return list(product(places, subsets))
+
+
+def used_at_most(step: WholeStep, points: tuple[RegionPoint, ...], away: frozenset[int]) -> int:
+    """Return the peak as the integer program counts it."""
+    flags = {place: int(place in away) for place, size in enumerate(step.inputs) if size}
+    peaks: list[int] = []
+    for moment, level in step._levels:
+        used = step.always + level + sum(points[place].kept for place in moment.holding)
+        if moment.running is not None:
+            used += points[moment.running[0]].most(moment.running[1])
+        peaks.append(used + step._inputs_at(moment, flags))
+    return max(peaks)
+
+
+@given(steps())
+@settings(max_examples=60)
+def test_the_program_counts_the_peak_that_the_judge_finds(step: WholeStep) -> None:
+    for places, away in all_choices(step):
+        points = step.at(places)
+        assert step.judged(points, 0, away).peak_bytes == used_at_most(step, points, away)
+
+
+@given(steps(), st.floats(0.3, 1))
+@settings(max_examples=60)
+def test_a_choice_is_within_the_budget_and_its_bound_holds(step: WholeStep, share: float) -> None:
+    budget = int(share * step.judged(step.plain, 0).peak_bytes)
+    traces = [step.judged(step.at(places), 0, away) for places, away in all_choices(step)]
+    fitting = [trace.time for trace in traces if trace.peak_bytes <= budget]
+    choice = step.within(budget, 0)
+    assert (choice is not None) == bool(fitting)
+    if choice is not None:
+        trace = step.judged(step.at(choice.places), 0, choice.away)
+        assert trace.peak_bytes <= budget
+        assert choice.least <= min(fitting) <= trace.time
+
+
+@given(steps(), st.floats(0.3, 1))
+@settings(max_examples=40)
+def test_inputs_on_the_host_never_make_it_worse(step: WholeStep, share: float) -> None:
+    budget = int(share * step.judged(step.plain, 0).peak_bytes)
+    choice = step.within(budget, 0)
+    times = {
+        (places, away): trace.time
+        for places, away in all_choices(step)
+        if (trace := step.judged(step.at(places), 0, away)).peak_bytes <= budget
+    }
+    alone = [time for (_, away), time in times.items() if not away]
+    if alone:
+        assert choice is not None
+        assert step.judged(step.at(choice.places), 0, choice.away).time <= min(alone)
+
+
+@pytest.mark.parametrize("rate", [1, 1000])
+def test_a_fast_link_is_used_and_a_slow_one_is_not(rate: int) -> None:
+    kept, forward = point(100, 0, 0, 10, 10), point(0, 0, 0, 10, 20)
+    curves = [(kept, forward)] * 3
+    moments: dict[Moment, int] = {}
+    held: frozenset[int] = frozenset()
+    for place in range(3):
+        moments[Moment(held, (place, "forward"))] = 100
+        held |= {place}
+    for place in reversed(range(3)):
+        held -= {place}
+        moments[Moment(held, (place, "backward"), True)] = 0
+    step = WholeStep(0, moments, ["a", "b", "c"], curves, inputs=[100] * 3, link=Link(Fraction(rate)))
+    choice = step.within(500, 0)
+    assert choice is not None
+    assert bool(choice.away) == (rate == 1000)
