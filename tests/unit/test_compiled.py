@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli import compiled as compiling
+from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +33,21 @@ from numba.core import caching
 
 caching.CompileResultCacheImpl._locator_classes = []  # nowhere can be written
 
+import fresh
 from remat_cli import compiled as compiling
-from remat_cli.allocation import promoted_fit
 
-function = promoted_fit.place
+function = fresh.twice
 print(compiling.can_compile(), compiling.is_kept(function), compiling.is_at_hand(function))
 print(*compiling.trouble())
 """
 
 
-def test_without_a_folder_that_can_be_written_functions_are_compiled_for_this_process() -> None:
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "0"}
+def test_without_a_folder_that_can_be_written_functions_are_compiled_for_this_process(tmp_path: Path) -> None:
+    # A module of its own: code of remat's may be kept beside it by an earlier run.
+    source = "from remat_cli.compiled import compiled\n\n\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    (tmp_path / "fresh.py").write_text(source)
+    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "0", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", UNWRITABLE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()

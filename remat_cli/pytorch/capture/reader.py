@@ -86,6 +86,8 @@ class TakenStep:
         Raises:
             UsageError: one cannot be split.
         """
+        if not cuts:  # resolving the graph changes it, and is done once
+            return self
         captured = split(self.captured, cuts)
         notes = (*self.notes, *_told_of_parts(cuts))
         return replace(self, captured=captured, joint=Joint.with_losses_alone(captured), notes=notes)

@@ -19,7 +19,7 @@ from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget
 from remat_cli.pytorch.plan.record import PlanRecord, told
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
-from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
+from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record, repeated_blocks
 from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -125,11 +125,13 @@ def planned(
             split=split,
         )
     _check_split(split, schedule, fused=fused, regions=regions)
-    by_blocks = regions is not None and isinstance(source, WithinBudget)
-    if fused and offload and not by_blocks:
+    if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
+        # Copies cannot stand within compiled graphs of the whole, but between those of blocks.
+        regions = [path for blocks in repeated_blocks(within).values() for path in blocks] or None
+    if fused and offload and (regions is None or regions == "auto"):
         raise UsageError(
-            "fused kernels do not go with offloading: inductor fuses copies with what makes them",
-            hint="planned(model, budget='8GB', fused=True)",
+            "fused kernels of the whole step do not go with offloading: inductor fuses copies with their producers",
+            hint="planned(model, budget='8GB', fused=True, offload=True, regions='layers.*') moves inputs of blocks",
         )
     if regions is not None and regions != "auto":
         _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)

@@ -122,5 +122,5 @@ def test_planning_is_corrected_by_what_was_compiled(
 
 
 def test_fused_kernels_with_offloading_are_refused() -> None:
-    with pytest.raises(UsageError, match="fused kernels do not go with offloading"):
-        planned(MLP(), budget="50%", fused=True, offload=True)
+    with pytest.raises(UsageError, match="fused kernels of the whole step do not go with offloading"):
+        planned(MLP(), budget="50%", fused=True, offload=True, regions=None)
