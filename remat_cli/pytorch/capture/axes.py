@@ -85,7 +85,8 @@ def _named(call: _Call, rows: int, reads: Mapping[_Place, Part], makes: Mapping[
                 continue
             if roles.setdefault(operand.name, role) != role:
                 return None
-            if role is not None and _shape(operand)[role.dim] != rows * role.unit:
+            shape = _shape(operand)
+            if role is not None and (role.dim >= len(shape) or shape[role.dim] != rows * role.unit):
                 return None
     results: dict[str, Part | None] = {}
     for name, place in _results(call.node):

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.axes import axes_of
 from remat_cli.pytorch.capture.convert import graph_of, operators_of
 from remat_cli.pytorch.capture.internals import Captured, compiled, tangents_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
@@ -216,3 +218,12 @@ def test_what_is_written_in_place_takes_the_time_of_its_part_alone() -> None:
     assert any(kind.endswith("in place") for kind in measured)
 
     assert found.workspace_bytes["mm_rows1"] == 0
+
+
+def test_an_empty_part_of_a_cat_has_no_rows() -> None:
+    def joined(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.empty(0), x], -2)  # as caches of keys and values begin
+
+    graph = make_fx(joined, tracing_mode="fake")(torch.randn(4, 6, 5)).graph
+    cat = next(node for node in graph.nodes if node.op == "call_function" and "cat" in str(node.target))
+    assert axes_of(cat) == ()

@@ -272,11 +272,13 @@ LOOPS = [
     Loop("two graphs by turns", GraphNetwork, two_graphs, blocks=False),
     Loop("forces", Potential, forces, blocks=False),
 ]
+# Each takes seconds: of loops that run both ways, these run by blocks, too.
+BY_BLOCKS = ("loss and logits", "heads by turns, AdamW", "accumulation, clipping, evaluation", "a trunk that is thawed")
 CASES = [
     pytest.param(loop, regions, id=f"{loop.name}, {'whole' if regions is None else 'blocks'}")
     for loop in LOOPS
     for regions, is_possible in ((None, loop.whole), ("blocks.*", loop.blocks))
-    if is_possible
+    if is_possible and (regions is None or not loop.whole or loop.rounded == "blocks" or loop.name in BY_BLOCKS)
 ]
 
 
