@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from remat_cli.core.graph import Phase
 from remat_cli.reports.timeline import Lifetime, Run
+
+# Ops of a part of a region, as `pytorch/capture/split.py` names them.
+_PART = re.compile(r".*_part\d+(_\d+)?")
 
 
 class Decision(StrEnum):
@@ -17,6 +21,7 @@ class Decision(StrEnum):
     FREE = "free"  # freed at its last use in the forward pass: the backward pass does not read it
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"
+    SPLIT = "split"  # the op works on some of the rows, one part of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Decided:
         op: name of the op.
         outputs: names of its outputs.
         bytes: bytes of its outputs.
-        decisions: the decisions; an offloaded op may be recomputed, too.
+        decisions: the decisions; an offloaded or split op may be recomputed, too.
         recomputed_at: steps that rerun it.
     """
 
@@ -59,7 +64,8 @@ def decided(run: Run) -> Iterator[Decided]:
             stays = [stay for name in op.outputs for stay in lifetimes[name]]
             steps = tuple(again.get(op.name, ()))
             size = sum(run.graph.tensors[name].bytes for name in op.outputs)
-            yield Decided(op.name, op.outputs, size, tuple(_decisions(run, stays, bool(steps))), steps)
+            split = (Decision.SPLIT,) if op.signature and _PART.fullmatch(op.name) else ()
+            yield Decided(op.name, op.outputs, size, (*split, *_decisions(run, stays, bool(steps))), steps)
 
 
 def _decisions(run: Run, stays: list[Lifetime], again: bool) -> Iterator[Decision]:

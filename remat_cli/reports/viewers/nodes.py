@@ -18,9 +18,10 @@ COLOURS = {
     Decision.FREE: "#9e9e9e",
     Decision.RECOMPUTE: "#ef6c00",
     Decision.OFFLOAD: "#1565c0",
+    Decision.SPLIT: "#6a1b9a",
 }
 _TEXT = "#ffffff"
-_NAME = "remat, bytes (green keep, grey free, orange recompute, blue offload)"
+_NAME = "remat, bytes (green keep, grey free, orange recompute, blue offload, violet split)"
 
 
 def nodes_bytes(run: Run) -> bytes:

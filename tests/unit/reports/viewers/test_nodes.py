@@ -44,6 +44,23 @@ def test_what_is_moved_to_the_host_says_so() -> None:
     assert found["f1"] == "offload"
 
 
+@pytest.mark.parametrize(("name", "is_split"), [("f1_part0", True), ("f1_part12_1", True), ("f1_partial", False)])
+def test_ops_of_a_part_say_so(name: str, is_split: bool) -> None:
+    def renamed(signature: str | None) -> Run:
+        ops = []
+        for op in training_chain(4).ops:
+            if op.name == "f1":
+                op = op.edited(name=name, signature=signature)
+            ops.append(op.edited(grad_of=name) if op.grad_of == "f1" else op)
+        return Run.plain(training_chain(4).edited(ops=tuple(ops)).checked())
+
+    of_torch = {item.op: item for item in decided(renamed("aten"))}
+    assert (Decision.SPLIT in of_torch[name].decisions) == is_split
+    assert Decision.SPLIT not in of_torch["f2"].decisions
+    # The same name in another graph is somebody else's.
+    assert Decision.SPLIT not in next(decided(renamed(None))).decisions
+
+
 def test_node_has_the_colour_of_its_decision_and_its_bytes(run: Run) -> None:
     results = nodes_of(run)["results"]
     for item in decided(run):
