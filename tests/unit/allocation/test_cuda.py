@@ -204,3 +204,28 @@ def test_blocks_never_overlap_and_lie_in_what_is_reserved(
         while len(living) > keep + 1:
             cache.free(living.pop(0))
     assert sum(block.bytes for living in pools.values() for block in living) <= cache.reserved_bytes
+
+
+@pytest.mark.parametrize("settings", [PLAIN, GROWING, CudaAllocator(max_split_size_mb=100)], ids=str)
+def test_torchs_own_memory_test_holds(settings: CudaAllocator) -> None:
+    """The sizes and expectations of `_test_memory_stats_generator` in torch's test/test_cuda.py, N = 35."""
+    floats = [1, 10 * 20, 200 * 300 * 2000]
+    floats += [number * number * 4 for number in range(1, 18)]
+    floats += [number * number * 7 * number * 9 * number * 11 for number in range(5, 22)]
+    cache = CachingAllocator(settings)
+    blocks: list[CachedBlock] = []
+    allocated = 0
+    for count in floats:
+        before = cache.reserved_bytes
+        blocks.append(cache.allocate(4 * count))
+        # What is allocated grows with every tensor, what is reserved never shrinks, and holds all of it.
+        assert blocks[-1].bytes >= 4 * count
+        allocated += blocks[-1].bytes
+        assert before <= cache.reserved_bytes >= allocated
+    most = cache.reserved_bytes
+    for block in blocks[::2] + blocks[1::2]:
+        cache.free(block)
+        assert cache.reserved_bytes == most  # until the cache is emptied
+    for count in floats:
+        cache.allocate(4 * count)
+    assert cache.reserved_bytes == most
