@@ -206,6 +206,10 @@ class Joint:
         return tuple(storage for storage in storages if storage not in resident)
 
 
+# Under this name a module has what `rewritten` has found, as a graph is rewritten in place, and only once.
+_OLD_VALUES = "remat_old_values"
+
+
 def rewritten(captured: Captured) -> Captured:
     """Return a graph without duplicates, with ops that can run at any time.
 
@@ -216,12 +220,17 @@ def rewritten(captured: Captured) -> Captured:
     """
     if captured.old_values is not None:
         return captured
+    known = captured.module.meta.get(_OLD_VALUES)
+    if known is not None:  # another joint graph was read of this capture
+        return replace(captured, old_values=known)
     graph = captured.module.graph
     mark_backward(graph)
     merge_duplicates(graph)
     apply_masks_apart(graph)
     copies = keep_old_values(graph)
-    return replace(captured, old_values={primal.name: copy.name for primal, copy in copies.items()})
+    old_values = {primal.name: copy.name for primal, copy in copies.items()}
+    captured.module.meta[_OLD_VALUES] = old_values
+    return replace(captured, old_values=old_values)
 
 
 class _Reader:

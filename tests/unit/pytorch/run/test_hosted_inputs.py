@@ -38,6 +38,22 @@ class Rectified(Residual):
         return F.relu(super().forward(x, scale))
 
 
+class Counted(Residual):
+    """Changes a buffer whose old content the step reads."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        y = super().forward(x, self.scale.clone())
+        with torch.no_grad():
+            self.scale.mul_(0.9).add_(y.mean(0) * 0.01)
+        return y
+
+
 class Stack(nn.Module):
     """Blocks behind an embedding, and a loss."""
 
@@ -130,6 +146,13 @@ def test_what_waits_for_a_slow_link_is_counted() -> None:
     slow, fast = (trained(Stack(), link_bandwidth=rate) for rate in ("100kB/s", "12GB/s"))
     assert slow.away
     assert slow.overhead > 10 * max(fast.overhead, 0.01)
+
+
+def test_blocks_that_change_a_buffer_run_by_their_plans() -> None:
+    record = trained(Stack(Counted))
+    assert record.away
+    assert record.unplanned == {}
+    assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}
 
 
 def test_sizes_that_change() -> None:
