@@ -111,7 +111,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
 
 
 def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
-    """Return what prepares the PyTorch step at `path` with some regions in parts; it is captured once.
+    """Return a function that prepares a PyTorch step with regions in parts.
 
     Args:
         path: FILE.py:NAME.

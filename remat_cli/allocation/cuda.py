@@ -52,7 +52,7 @@ def reserved_bytes(graph: Graph, schedule: Schedule, allocator: CudaAllocator) -
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What happens between two steps: numbers of what is freed first, then numbers and sizes of what is allocated."""
+    """Frees between two steps by number, then allocations by number and size."""
 
     freed: Sequence[int]
     allocated: Sequence[tuple[int, int]]
@@ -96,7 +96,7 @@ def _run(cache: CachingAllocator, moments: Sequence[_Moment]) -> None:
 
 @dataclass(eq=False, slots=True)
 class CachedBlock:
-    """A range of a segment, between its neighbours there."""
+    """A range of a segment, linked to its neighbours."""
 
     address: int
     bytes: int
@@ -107,7 +107,7 @@ class CachedBlock:
 
     @property
     def key(self) -> tuple[int, int]:
-        """By what free blocks are in order."""
+        """Sort key of free blocks."""
         return self.bytes, self.address
 
 

@@ -481,7 +481,7 @@ def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
 
 
 def _reserved(refusal: Solution) -> str:
-    """Return why a plan whose peak fits does not fit what the allocator reserves."""
+    """Return the reason why a plan with a fitting peak reserves too much."""
     found = refusal.closest_reserved_bytes
     assert found is not None
     limit = format_bytes(refusal.problem.budget.device_bytes)

@@ -228,7 +228,7 @@ def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> 
 
 
 def _reserved_otherwise(file: ScheduleFile, prepared: Prepared, budget: int | None) -> Iterator[str]:
-    """Yield what is wrong with the bytes that the file's allocator reserves; nothing for a file without one."""
+    """Yield faults in the reserved bytes that a schedule file claims."""
     if file.allocator is None:
         return
     found = reserved_bytes(prepared.graph, file.schedule, file.allocator)

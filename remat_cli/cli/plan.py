@@ -135,7 +135,7 @@ def command(
 
 
 def _check_split(form: str | None, config: RunConfig) -> None:
-    """Refuse what does not go with regions in parts.
+    """Refuse options that exclude regions in parts.
 
     Raises:
         UsageError: something is asked for that does not.

@@ -103,7 +103,7 @@ class Request(Settings):
 
     @property
     def holds_more_than_peak(self) -> bool:
-        """Whether a plan whose peak fits the budget need not fit it: it has addresses, or an allocator."""
+        """Whether a plan with a fitting peak may still exceed the budget: it has addresses, or an allocator."""
         return self.arena or self.allocator is not None
 
     @property

@@ -14,7 +14,7 @@ _EXAMPLE = "cuda, cuda:expandable_segments:True or cuda:max_split_size_mb:128"
 
 @dataclass(frozen=True, slots=True)
 class CudaAllocator:
-    """Settings of PyTorch's caching allocator for CUDA, as PYTORCH_CUDA_ALLOC_CONF has them.
+    """Settings of PyTorch's caching allocator for CUDA, from PYTORCH_CUDA_ALLOC_CONF.
 
     Attributes:
         expandable_segments: one segment grows, in place of many of fixed size.

@@ -557,6 +557,6 @@ class _Judge(PassingObserver):
         self.observe.standing(share_over(time, plain), share_over(bound, plain), self.best.found_by)
 
     def warn(self, text: str) -> None:
-        """Keep a warning for the solution, and log it."""
+        """Log a warning, and keep it for the solution."""
         self.warnings.append(text)
         _LOG.warning("%s", text)

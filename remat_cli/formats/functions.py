@@ -52,7 +52,7 @@ def graph_beside(folder: Path, graph: str) -> Path:
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """Import what holds the function, and return it.
+    """Import a function by its reference.
 
     A file is imported under its own name, with its folder first among the places that Python imports from, as
     `python FILE.py` has it; a module as `python -m` does, from the current folder on.

@@ -111,7 +111,7 @@ def _plugin(name: str) -> Plugin:
 
 
 def _loaded(name: str, entries: tuple[EntryPoint, ...]) -> tuple[type[Planner] | None, str]:
-    """Return the class of a planner, or None and what is wrong with it."""
+    """Return the class of a planner, or None and its fault."""
     if name in PLANNERS:
         return None, "remat has a planner of its own of this name"
     if not _NAME.fullmatch(name):
@@ -127,7 +127,7 @@ def _loaded(name: str, entries: tuple[EntryPoint, ...]) -> tuple[type[Planner] |
 
 
 def fault_of(planner: Any) -> str:
-    """Return what keeps an object from being a planner, in words that follow its name; empty where nothing does."""
+    """Return the fault of an object as a planner, or an empty text."""
     if not isinstance(planner, type) or not is_dataclass(planner):
         return "is no dataclass"
     if not planner.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # typeshed leaves it out

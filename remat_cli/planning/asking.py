@@ -13,7 +13,7 @@ class FoundPlans(PassingObserver):
     """Keeps the plans that a planner tells of."""
 
     def __init__(self, observe: Observer) -> None:
-        """Pass everything on; `plans` holds what was found."""
+        """Pass all reports on, and collect the plans in `plans`."""
         super().__init__(observe)
         self.plans: list[Plan] = []
 

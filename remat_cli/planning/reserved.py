@@ -100,13 +100,13 @@ class _Search:
         return replace(solution, interrupted=self._interrupted)
 
     def _ask(self, limit: int, share: float) -> tuple[Solution, FoundPlans]:
-        """Ask for a plan whose peak is within a limit; return the other plans that the planner found, too."""
+        """Ask for a plan with a limited peak; return all plans found."""
         heard = FoundPlans(self._observe)
         planner = in_seconds(self._planner, share * self._limits.seconds)
         return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard
 
     def _found(self, first: Solution, heard: FoundPlans) -> tuple[Schedule, Reserved] | None:
-        """Return the fastest plan that holds of those at the budget, at smaller peaks, and between two of these."""
+        """Return the fastest plan within the budget, searched at smaller peaks."""
         found = self._held(first, heard, self._budget)
         if found is not None:
             return found
@@ -129,7 +129,7 @@ class _Search:
         return None
 
     def _faster(self, found: tuple[Schedule, Reserved], solution: Solution, failing: int) -> tuple[Schedule, Reserved]:
-        """Return a faster plan that holds, of a larger peak than the one found, or that one."""
+        """Return a faster plan with a larger peak, or the given plan."""
         assert solution.trace is not None
         holding = solution.trace.peak_bytes
         for _ in range(_MOST_LARGER_PEAKS):
@@ -157,7 +157,7 @@ class _Search:
         return None
 
     def _try(self, schedule: Schedule) -> Reserved | None:
-        """Return what is reserved for a schedule; None where that is above the budget, or was tried before."""
+        """Return the reserved bytes of a new schedule within the budget, or None."""
         if schedule in self._tried:
             return None
         self._tried.add(schedule)

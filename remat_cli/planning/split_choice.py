@@ -42,7 +42,7 @@ _PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one
 
 @dataclass(frozen=True)
 class SplitPlanning:
-    """What came of a search for a plan with regions in parts.
+    """The result of a search for a plan with regions in parts.
 
     Attributes:
         planning: the best plan; without one, what came closest.
@@ -58,7 +58,7 @@ class SplitPlanning:
 
     @property
     def told(self) -> Planning:
-        """The planning, with notes on what splitting did."""
+        """The planning, with notes on the effect of splitting."""
         plain = self.whole.solution.baseline
         if self.cuts:
             unit = self.whole.prepared.graph.time_unit
@@ -105,7 +105,7 @@ def plan_split(
 
 @dataclass(frozen=True)
 class _Reached:
-    """What came of some cuts.
+    """The result of planning with cuts.
 
     Attributes:
         cuts: that were tried.
@@ -147,7 +147,7 @@ class _Search:
         self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
 
     def best(self) -> SplitPlanning:
-        """Search; return the best of what was found."""
+        """Search, and return the best plan."""
         bound, graph = "", self.whole.prepared.graph
         at_end = graph.fixed_bytes + sum(graph.freeable_bytes[name] for name in graph.outputs if name in graph.producer)
         if at_end > self.most_bytes(at_end):
@@ -167,7 +167,7 @@ class _Search:
         return self.plans >= _MOST_PLANS or self.graphs >= most
 
     def search(self) -> str:
-        """Try region after region; return what is in the way at the end, in words."""
+        """Try region after region; return the last obstacle, in words."""
         cuts: Mapping[str, Split] = {}
         needed = largest_working_set(self.whole.prepared.graph)
         for _ in range(_MOST_REGIONS):
@@ -182,7 +182,7 @@ class _Search:
         return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}"
 
     def with_one_more(self, cuts: Mapping[str, Split], needed: WorkingSet) -> _Reached | None:
-        """Try the regions around what is in the way; return the cuts that need least.
+        """Try the regions around an obstacle; return the cuts of least memory.
 
         Args:
             cuts: that are made already.
@@ -201,7 +201,7 @@ class _Search:
         return best
 
     def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
-        """Try the region around an op in more and more parts; yield what each attempt needs.
+        """Try an op's region in more and more parts; yield each need of memory.
 
         Args:
             cuts: that are made already.
@@ -224,7 +224,7 @@ class _Search:
             parts *= 2
 
     def reached(self, cuts: dict[str, Split]) -> _Reached | None:
-        """Try some cuts; return what came of it, None where they cannot be made."""
+        """Try cuts; return the result, or None for impossible cuts."""
         needed = self.needed(cuts)
         if needed is None:
             return None
@@ -295,7 +295,7 @@ class _Search:
 
     @property
     def _is_ideal(self) -> bool:
-        """Whether the best plan takes no more time than the step without parts, or any plan will do."""
+        """Whether the best plan is fast enough to end the search."""
         trace = self.found[0].trace
         if self._is_smallest or trace is None:
             return False

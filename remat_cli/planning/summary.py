@@ -68,7 +68,7 @@ def arena_summary(solution: Solution) -> Summary | None:
 
 
 def reserved_summary(solution: Solution) -> Summary | None:
-    """Return what the allocator takes for the plan and for the plain run; None without an allocator."""
+    """Return the reserved bytes of plan and plain run, or None."""
     if solution.reserved is None:
         return None
     return {

@@ -138,7 +138,7 @@ def _scaled(op: RowOp, rows: int) -> list[Axis]:
 
 
 def _agrees(graph: _Graph, members: Mapping[str, Axis], op: RowOp, axis: Axis) -> bool:
-    """Tell whether an op reads and makes values in the same rows as the members do."""
+    """Return whether an op works on the same rows as the members."""
     for value in op.reads:
         maker = graph.maker.get(value)
         inside = maker is not None and maker.name in members and maker.group == op.group

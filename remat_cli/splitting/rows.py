@@ -25,7 +25,7 @@ SUM = None
 
 @dataclass(frozen=True)
 class Axis:
-    """Rows that an op works on one by one.
+    """Independent rows of an op.
 
     Attributes:
         rows: how many there are.

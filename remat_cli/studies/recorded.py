@@ -52,7 +52,7 @@ class PredictedTensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step is predicted to allocate.
+    """The predicted allocations of a step.
 
     Attributes:
         name: of the graph.
@@ -70,7 +70,7 @@ class Prediction:
 
 
 def predict(graph: Graph, schedule: Schedule, module_of: Mapping[str, str] | None = None) -> Prediction:
-    """Return what a schedule is predicted to allocate.
+    """Return the predicted allocations of a schedule.
 
     Args:
         graph: what it is for.
@@ -97,12 +97,12 @@ def _op_of(schedule: Schedule, step: int) -> str:
 
 
 def predict_plain(graph: Graph) -> Prediction:
-    """Return what the plain run of a graph is predicted to allocate."""
+    """Return the predicted allocations of a graph's plain run."""
     return predict(graph, plain_run(graph))
 
 
 def predict_eager(reference: Path, options: GraphOptions) -> Prediction:
-    """Return what eager PyTorch is predicted to allocate in a training step.
+    """Return the predicted allocations of eager PyTorch in a training step.
 
     Raises:
         UsageError: there is no such function.
@@ -131,7 +131,7 @@ def rounded(size: int) -> int:
 
 @dataclass(frozen=True)
 class Parting:
-    """A tensor whose recorded lifetime is not the predicted one.
+    """A tensor with different recorded and predicted lifetimes.
 
     Attributes:
         module: that makes it; of one that was not predicted, the line that allocates it.
@@ -160,7 +160,7 @@ class Reality:
 
     @cached_property
     def pairs(self) -> tuple[tuple[PredictedTensor, RecordedAllocation], ...]:
-        """Predicted tensors and what they are in the recording, in order."""
+        """Pairs of predicted and recorded tensors, in order."""
         predicted = [item for item in self.predicted.tensors if item.bytes > ROUNDED_TO]
         recorded = [item for item in self._around_peak() if item.bytes > ROUNDED_TO]
         sizes = [item.bytes for item in predicted], [rounded(item.bytes) for item in recorded]

@@ -16,7 +16,7 @@ from remat_cli.errors import ExitCode, RematError
 @click.option("--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="Write graphs that fail here, as JSON.")
 @click.option("--print-plans", is_flag=True, hidden=True)
 def command(names: tuple[str, ...], keep: Path | None, print_plans: bool) -> None:
-    """Hold planners, by the names that `remat planners` lists, to what every planner keeps.
+    """Hold planners, named as in `remat planners`, to the contract of planners.
 
     Ends with 0 where all checks hold, with 3 where one fails.
     """

@@ -48,7 +48,7 @@ _LINKS = st.none() | st.builds(Link, st.sampled_from([Fraction(1, 3), Fraction(2
 
 
 class ContractBroken(AssertionError):
-    """A planner does not do what the contract demands."""
+    """A planner breaks the contract."""
 
 
 def _hold(holds: object, otherwise: str) -> None:
@@ -225,7 +225,7 @@ def prints_nothing(name: str) -> str:
 
 @contextmanager
 def _written() -> Iterator[list[str]]:
-    """Collect what is written to stdout and stderr, by Python or by libraries; the list is filled at the end."""
+    """Collect writes to stdout and stderr, by Python or by libraries, in a list."""
     lines: list[str] = []
     sys.stdout.flush()
     sys.stderr.flush()

@@ -36,7 +36,7 @@ def check_installed() -> None:
 
 
 def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Split]], Reading]:
-    """Return what reads a training step with some regions in parts; torch captures it once.
+    """Return a function that reads a training step with regions in parts.
 
     Args:
         reference: as of `read`.

@@ -1,4 +1,4 @@
-"""The rows that torch's ops can work on one by one: which dimensions they carry through, and which they sum over.
+"""Independent rows of torch's ops: which dimensions they carry through, and which they sum over.
 
 An op that is not listed here, or random, or with effects, has none: it bounds a region. DTensor has such rules for
 ranks. These also say how the constants of an op change with the rows (the shape of a view), need no process group, and
@@ -224,7 +224,7 @@ def _bmm(call: _Call) -> Iterator[_Rule]:
 
 
 def _reduced(sums: bool, results: int = 1) -> Callable[[_Call], Iterator[_Rule]]:
-    """Return the rule of a reduction; a sum can be added up over the dimensions that it reduces, too."""
+    """Return the rule of a reduction; sums split along reduced dimensions, as well."""
 
     def rule(call: _Call) -> Iterator[_Rule]:
         shape, dims = call.shape("self"), call.given.get("dim")

@@ -399,7 +399,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def contexts(
         self, path: str, saved: Saved | None = None
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return what a checkpoint enters around a module's forward pass, and around its repetition.
+        """Return the contexts of a checkpoint for forward pass and rerun.
 
         Args:
             path: of the module.

@@ -71,7 +71,7 @@ def _factor(
 
 
 def _up_to_tangent(graph: fx.Graph, entering: Collection[fx.Node], inside: Collection[fx.Node]) -> list[fx.Node] | None:
-    """Return the one gradient that comes in from outside, and the ops that make of it what enters a region.
+    """Return the only incoming gradient, and the ops from there to a region.
 
     None where there are several, or what is made of it depends on the region.
     """

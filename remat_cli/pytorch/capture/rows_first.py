@@ -122,7 +122,7 @@ def _divide_mean(graph: fx.Graph, mean: fx.Node) -> None:
 
 
 def _compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
-    """Compute a pointwise op on what views show, in its own shape, and view the result."""
+    """Compute a pointwise op before the views of its operands."""
     shape = _shape_behind(node)
     if shape is None:
         return
@@ -141,7 +141,7 @@ def _compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _shape_behind(node: fx.Node) -> tuple[int, ...] | None:
-    """Return the shape of what all operands of a pointwise op are views of; None where they are not."""
+    """Return the common shape of the operands' bases, or None."""
     tags = getattr(node.target, "tags", ())
     pointwise = torch.Tag.pointwise in tags or node.target is _aten._to_copy.default
     value = node.meta.get("val")
@@ -166,7 +166,10 @@ def _shape_behind(node: fx.Node) -> tuple[int, ...] | None:
 
 
 def _skip_views(node: fx.Node) -> None:
-    """Derive a view of a view from what both show; one that shows it as it is, is that itself."""
+    """Derive a view of a view from the first base.
+
+    A view with the layout of its source is replaced by the source.
+    """
     while node.target in _VIEWS:
         source = node.args[0]
         assert isinstance(source, fx.Node)

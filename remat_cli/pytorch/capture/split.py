@@ -30,7 +30,7 @@ _aten = torch.ops.aten
 
 
 def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
-    """Return a graph with the regions around these ops in parts; the given one stays as it is.
+    """Return a copy of a graph with the regions around these ops in parts.
 
     Args:
         captured: the graph.
@@ -177,7 +177,7 @@ class _Writer:
         return self.new
 
     def in_order(self) -> Iterable[fx.Node | int]:
-        """Yield nodes, and the numbers of groups, each after what it reads; as they stood, as far as that goes."""
+        """Yield nodes and numbers of groups in an order that respects reads."""
         places = {node: place for place, node in enumerate(self.nodes)}
         units: dict[fx.Node | int, int] = {}
         for node in self.nodes:
@@ -265,7 +265,7 @@ class _Writer:
         return node
 
     def write_group(self, group: int) -> None:
-        """Write the members of a group part by part, and put together what leaves them."""
+        """Write the members of a group part by part, and join their results."""
         members = [node for node in self.nodes if self.group.get(node) == group and node.name in self.region.members]
         leaving, outside = self.leaving(members)
         self.begin()
@@ -280,7 +280,7 @@ class _Writer:
             self.copy(view)
 
     def begin(self) -> None:
-        """Compute what the gradients enter by for a factor of 1."""
+        """Compute the entering values for a gradient of 1."""
         if self.factor is None:
             return
         value = self.factor.value.meta["val"]
@@ -345,7 +345,7 @@ class _Writer:
     def joined(
         self, value: fx.Node, made: fx.Node, number: int, span: tuple[int, int], whole: Mapping[fx.Node, fx.Node]
     ) -> fx.Node:
-        """Return the whole of a value with what a part has made of it."""
+        """Return the whole value with one part's rows or sum added."""
         part = self.part_of(value)
         if part is None:
             if not number:
@@ -368,7 +368,7 @@ class _Writer:
         return node
 
     def operand(self, source: fx.Node, axis: Axis, number: int, span: tuple[int, int]) -> fx.Node:
-        """Return what stands for an operand in a part: what the part made, a slice of the whole, or the whole."""
+        """Return the operand of a part: what the part made, a slice of the whole, or the whole."""
         part, local = axis.reads.get(source.name), self.locals[number].get(source)
         if local is not None and source in self.group and part is not None and part == self.part_of(source):
             return local
@@ -404,7 +404,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
-    """Return what an op makes of tensors without data."""
+    """Return the results of an op on tensors without data."""
     real = map_arg((args, kwargs), lambda node: node.meta["val"])
     (first, *_) = tensors_of(like.meta["val"])
     with first.fake_mode:  # type: ignore[attr-defined]

@@ -1,29 +1,34 @@
-"""What `remat plan --as policy` does: choose what checkpoints of whole blocks save, run it with torch, and judge."""
+"""Policies for selective checkpoints of blocks: chosen, run with torch, and judged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.problem import Observer
 from remat_cli.core.simulate import Trace
-from remat_cli.errors import ExitCode, GraphError
+from remat_cli.errors import ExitCode
 from remat_cli.planning import Request
 from remat_cli.planning.summary import Summary
 from remat_cli.pytorch.capture.eager import Saved
 from remat_cli.pytorch.checkpoints.policy_choice import PolicyChoice, choose_policy
 from remat_cli.pytorch.checkpoints.policy_memory import Policy, PolicyMemory
-from remat_cli.pytorch.checkpoints.study import CannotRunAgain, CheckpointPlanning, Looked, check_asked, checkpoints_of
+from remat_cli.pytorch.checkpoints.study import (
+    CheckpointPlanning,
+    Looked,
+    check_asked,
+    checkpoints_of,
+    confirmed_within,
+)
 from remat_cli.pytorch.checkpoints.words import policy_code, saved_turns
-
-_TRIES = 3  # of policies whose run takes more than was worked out
 
 
 @dataclass(frozen=True)
 class ChosenPolicy:
-    """A policy, and the step with it as the judge replayed it.
+    """A policy, and the judge's replay of the step.
 
     Attributes:
         policy: what is wrapped and saved.
@@ -40,7 +45,7 @@ class ChosenPolicy:
 
 @dataclass(frozen=True)
 class PolicyPlanning:
-    """What was asked, and what came of it.
+    """A planning with a policy.
 
     Attributes:
         chosen: the policy; None where none fits, or none was found.
@@ -69,7 +74,7 @@ class PolicyPlanning:
         return policy_code(self.chosen.policy) if self.chosen is not None and self.chosen.policy.blocks else ""
 
     def summary(self) -> Summary:
-        """Return what `remat plan --as policy --json` prints, as JSON values."""
+        """Return the JSON values that `remat plan --as policy --json` prints."""
         whole = self.modules.summary()
         return {
             **whole,
@@ -101,7 +106,7 @@ def _sorted(turns: Mapping[str, set[int]]) -> dict[str, list[int]]:
 
 
 def plan_policy(reference: Path, options: GraphOptions, request: Request, observe: Observer) -> PolicyPlanning:
-    """Choose a policy for selective checkpoints of a training step, and whole modules and a free plan beside it.
+    """Choose a policy for selective checkpoints; plan whole modules and freely for comparison.
 
     Args:
         reference: FILE.py:NAME or package.module:NAME.
@@ -141,34 +146,17 @@ def _chosen(looked: Looked, budget: int | None) -> tuple[ChosenPolicy | None, bo
 
 
 def _within(looked: Looked, memory: PolicyMemory, budget: int) -> tuple[ChosenPolicy | None, bool]:
-    """Return the policy for a budget whose run keeps within it, or whether it is proven that there is none."""
-    limit, proven = budget, True
-    for _ in range(_TRIES):
-        choice = choose_policy(memory, limit)
-        if choice.policy is None:
-            return None, choice.proven and proven
-        found = _confirmed(looked, choice)
-        if found is not None and found.trace.peak_bytes <= budget:
-            return (found if proven else ChosenPolicy(found.policy, found.trace, False, 0)), False
-        # What was worked out was too little: by as much less from now on.
-        limit, proven = choice.peak - 1, False
-    return None, False
+    return confirmed_within(budget, partial(choose_policy, memory), partial(_confirmed, looked))
 
 
 def _confirmed(looked: Looked, choice: PolicyChoice) -> ChosenPolicy | None:
-    if choice.policy is None:
-        return None
     policy = choice.policy
-    try:
-        trace, _ = looked.eager.trace(policy.paths, saved_in(policy))
-    except GraphError:
-        failing = tuple(path for path in policy.paths if looked.eager.fails_with(path))
-        if not failing:
-            raise
-        raise CannotRunAgain(failing) from None
+    if policy is None:
+        return None
+    trace = looked.eager.confirm(policy.paths, saved_in(policy))
     return ChosenPolicy(policy, trace, choice.proven, choice.least_time)
 
 
 def saved_in(policy: Policy) -> dict[str, Saved]:
-    """Return what each wrapped module saves, by path."""
+    """Return the saved calls of each wrapped module, by path."""
     return {path: saved_turns(policy.saved[kind]) for kind, paths in policy.blocks.items() for path in paths}

@@ -243,7 +243,7 @@ class _Program:
         return self.held[held]
 
     def _made_again(self, held: Held) -> IntVar | None:
-        """Return that a block makes again what is there if it does not; None where there are other reasons."""
+        """Return the variable of a rerun that alone replaces a saved result, or None."""
         if len(held.saved) != 1 or held.where:
             return None
         ((path, call),) = held.saved

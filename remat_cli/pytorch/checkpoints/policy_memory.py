@@ -1,4 +1,4 @@
-"""What a policy for selective checkpoints does to the memory of a step: which blocks are wrapped, and what they save.
+"""The memory of a step with a policy for selective checkpoints: which blocks are wrapped, and what they save.
 
 A policy says for each kind of block which calls of which functions are saved. In a wrapped block, what these make stays
 from the forward pass on. When the backward pass asks for the first thing that autograd would keep, the forward pass
@@ -27,7 +27,7 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True)
 class Policy:
-    """What is wrapped and saved.
+    """The wrapped blocks, and the calls they save.
 
     Attributes:
         blocks: paths of the modules that are wrapped, by the name of their class, in the order of their calls.
@@ -74,7 +74,7 @@ class SavingBlock:
 
 @dataclass(frozen=True)
 class Held:
-    """Why a storage is in memory at an op, beyond what is so under every policy; any one reason is enough.
+    """A reason for a storage in memory at an op, beyond constant ones.
 
     Attributes:
         unless: groups of blocks; it is there where no block of one group is wrapped.
@@ -120,10 +120,10 @@ class BytesAt:
 
 
 class PolicyMemory:
-    """What any policy does to the memory of a step. Positions count its ops."""
+    """The memory of a step under any policy. Positions count its ops."""
 
     def __init__(self, step: EagerStep, graph: Graph, memory: Memory) -> None:
-        """Work out what each block keeps, saves and makes again.
+        """Compute the kept, saved and rerun tensors of each block.
 
         Args:
             step: was looked at while it ran.
@@ -178,12 +178,12 @@ class PolicyMemory:
         return {kind: tuple(call for call in calls if call not in barred[kind]) for kind, calls in found.items()}
 
     def _hold_until(self, path: str, name: str) -> int:
-        """Return the last op while which a saved storage is there: the second run of its block takes it."""
+        """Return the last op that runs with a saved storage in memory: the second run of its block takes it."""
         candidate = self.blocks[path].candidate
         return max(candidate.kept.get(name, 0), candidate.asked - 1)
 
     def time(self, policy: Policy) -> int:
-        """Return the time of what runs again."""
+        """Return the rerun time."""
         return sum(
             rerun.time
             for path in policy.paths
@@ -293,7 +293,7 @@ class PolicyMemory:
         return min(last, self._step.until[name] + 1)
 
     def _is_only_saved(self, path: str, name: str) -> bool:
-        """Tell whether the second run is the last that holds a storage that was saved for it."""
+        """Return whether the rerun is the last holder of a saved storage."""
         asked = self.blocks[path].candidate.asked
         others = [until for group, until in self._kept.get(name, ()) if path not in group]
         others += [self.blocks[other].candidate.until for other in self._given_to.get(name, ())]
@@ -301,7 +301,7 @@ class PolicyMemory:
         return max(self._hold_until(path, name), self._step.until[name], *others, 0) < asked
 
     def terms(self, place: Place) -> BytesAt:
-        """Return what is in memory at a place, as a sum over all policies."""
+        """Return the bytes in memory at a place, as a sum for all policies."""
         terms = BytesAt(self._fixed, defaultdict(int), self._copy_terms(place), {})
         # A second run comes before its op: what that op makes is not there yet.
         now = place.at if place.block is None else place.at - 1
@@ -320,7 +320,7 @@ class PolicyMemory:
         return terms
 
     def _copy_terms(self, place: Place) -> dict[tuple[str, Call], int]:
-        """Return the bytes at a place that earlier second runs of other blocks made, by the call that makes them."""
+        """Return the bytes at a place from earlier reruns of other blocks, by call."""
         found: dict[tuple[str, Call], int] = defaultdict(int)
         for path, block in self.blocks.items():
             if block.candidate.asked <= place.at and path != place.block:
@@ -330,7 +330,7 @@ class PolicyMemory:
         return defaultdict(int, {call: size for call, size in found.items() if size})
 
     def _why_held(self, name: str, at: int, second_run: str | None) -> Held | None:
-        """Return why a storage may be there at an op, or before it in a second run; None where it always is."""
+        """Return the reasons for a storage at an op, or None for a constant storage."""
         if self._step.until[name] >= at:
             return None
         unless = frozenset(group for group, until in self._kept.get(name, ()) if until >= at)

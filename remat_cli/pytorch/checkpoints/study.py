@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from remat_cli.config import GraphOptions, load_measurements
 from remat_cli.core.graph import Graph
@@ -186,7 +187,7 @@ class Eager:
     def run(
         self, checkpoints: Sequence[str] = (), *, saved: Mapping[str, Saved] | None = None, looked_at: bool = False
     ) -> tuple[EagerStep, Prepared]:
-        """Return the step with these checkpoints and what they save, and the graph of what ran."""
+        """Return the step with these checkpoints, and the graph of its run."""
         step = run_eagerly(
             self._reference,
             self._options,
@@ -214,9 +215,23 @@ class Eager:
     def trace(
         self, checkpoints: Sequence[str] = (), saved: Mapping[str, Saved] | None = None
     ) -> tuple[Trace, Prepared]:
-        """Return what the judge makes of the step with these checkpoints and what they save."""
+        """Return the judge's replay of the step with these checkpoints."""
         step, prepared = self.run(checkpoints, saved=saved)
         return simulate(prepared.graph, step.schedule), prepared
+
+    def confirm(self, checkpoints: Sequence[str], saved: Mapping[str, Saved] | None = None) -> Trace:
+        """Return the replay of a step with checkpoints, as torch runs it.
+
+        Raises:
+            CannotRunAgain: the step fails with some of them.
+        """
+        try:
+            return self.trace(checkpoints, saved)[0]
+        except GraphError:
+            failing = tuple(path for path in checkpoints if self.fails_with(path))
+            if not failing:
+                raise
+            raise CannotRunAgain(failing) from None
 
     def fails_with(self, path: str) -> bool:
         """Return whether the step fails with only this module checkpointed."""
@@ -295,7 +310,7 @@ class Looked:
 
     @classmethod
     def at(cls, reference: Path, options: GraphOptions, observe: Observer) -> Looked:
-        """Read a step, and run it."""
+        """Read and run a step."""
         observe.phase("reading the graph")
         reading = read(reference, options)
         prepared = prepare_reading(reading, str(reference), options)
@@ -334,7 +349,7 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
 
 
 def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> CheckpointPlanning:
-    """Choose the modules of a step that was looked at, as `plan_checkpoints` does."""
+    """Choose the modules of a captured step, as `plan_checkpoints` does."""
     observe.phase("choosing modules")
     asked = request.budget_bytes(looked.plain_prepared.graph)
     wrapped, none_fits, least = looked.without_failing(lambda: _chosen(looked.eager, looked.memory, asked))
@@ -363,7 +378,7 @@ def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> Check
 
 
 def check_asked(reference: Path, options: GraphOptions, request: Request, form: str = "checkpoints") -> None:
-    """Check that this is a PyTorch step, and that nothing is asked for that checkpoints cannot do.
+    """Check that checkpoints can serve a request for a PyTorch step.
 
     Raises:
         UsageError: it is none, or something is.
@@ -404,31 +419,60 @@ def _chosen(eager: Eager, memory: Memory, budget: int | None) -> tuple[Wrapped |
     return None, none_fits, least
 
 
-def _within(eager: Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
-    """Return the choice for a budget whose run keeps within it, or whether it is proven that there is none."""
+class _Choice(Protocol):
+    """A computed choice: its peak, and whether it is proven."""
+
+    @property
+    def peak(self) -> int: ...
+
+    @property
+    def proven(self) -> bool: ...
+
+
+class _Confirmed(Protocol):
+    """A dataclass of a choice that torch has run: its replay, `proven` and `least_time`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def trace(self) -> Trace: ...
+
+
+_C = TypeVar("_C", bound=_Choice)
+_F = TypeVar("_F", bound=_Confirmed)
+
+
+def confirmed_within(
+    budget: int, choose: Callable[[int], _C], confirm: Callable[[_C], _F | None]
+) -> tuple[_F | None, bool]:
+    """Return the choice for a budget whose run keeps within it, or whether it is proven that there is none.
+
+    Args:
+        budget: bytes.
+        choose: returns the computed choice for a peak.
+        confirm: runs a choice with torch; returns None if nothing was chosen.
+    """
     limit, proven = budget, True
     for _ in range(_TRIES):
-        choice = choose(memory, limit)
-        if choice.paths is None:
+        choice = choose(limit)
+        found = confirm(choice)
+        if found is None:
             return None, choice.proven and proven
-        found = _confirmed(eager, memory, choice)
-        if found is not None and found.trace.peak_bytes <= budget:
+        if found.trace.peak_bytes <= budget:
             return (found if proven else replace(found, proven=False, least_time=0)), False
         # The computed memory was too low: the limit falls by as much.
         limit, proven = choice.peak - 1, False
     return None, False
 
 
+def _within(eager: Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
+    return confirmed_within(budget, partial(choose, memory), partial(_confirmed, eager, memory))
+
+
 def _confirmed(eager: Eager, memory: Memory, choice: Choice) -> Wrapped | None:
     if choice.paths is None:
         return None
-    try:
-        trace, _ = eager.trace(choice.paths)
-    except GraphError:
-        failing = tuple(path for path in choice.paths if eager.fails_with(path))
-        if not failing:
-            raise
-        raise CannotRunAgain(failing) from None
+    trace = eager.confirm(choice.paths)
     kinds = tuple(memory.by_path[path].kind for path in choice.paths)
     return Wrapped(choice.paths, kinds, trace, choice.proven, choice.least_time)
 

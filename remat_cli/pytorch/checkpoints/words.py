@@ -48,7 +48,7 @@ for name in names:
 
 
 def policy_code(policy: Policy) -> str:
-    """Return lines of Python that wrap the blocks of a policy, and save what it saves; `model` is theirs."""
+    """Return lines of Python that wrap the blocks of a policy in `model`."""
     kinds = "".join(f"    {_quoted(kind)}: {_saved(policy.saved[kind])},\n" for kind in policy.blocks)
     names = "".join(f"    {_quoted(kind)}: [\n{_listed(paths, 8)}\n    ],\n" for kind, paths in policy.blocks.items())
     return f"""\

@@ -136,12 +136,12 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
 
 
 def _new_bytes(op: JointOp) -> int:
-    """Return the bytes of what an op makes, as it is measured."""
+    """Return the bytes of an op's results in a measurement."""
     return sum(storage.bytes for storage in op.makes) if op.inplace is None else 0
 
 
 def _kind(node: fx.Node) -> str:
-    """Return what two ops have in common that take the same time and memory."""
+    """Return the key of ops with the same time and memory."""
     return f"{written(node, named=False)}{' in place' if IN_PLACE in node.meta else ''}"
 
 

@@ -111,7 +111,7 @@ class ScheduleSource(ABC):
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> DoesNotFit:
-        """Return a refusal with what would help; arguments are those of `planned`."""
+        """Return a refusal with a remedy; arguments are those of `planned`."""
         del joint, captured, modules
         return refusal
 
@@ -427,7 +427,7 @@ class WithinBudget(ScheduleSource):
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> DoesNotFit:
-        """Return a refusal that says what splitting does, which is tried here."""
+        """Return a refusal with the effect of splitting, tried here."""
         if self.splits:
             tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
             return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
@@ -517,11 +517,11 @@ class WithinBudget(ScheduleSource):
         return self.reserve_bytes + self.missed_bytes
 
     def unmeasured(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
-        """Return the graph without what its kernels take by themselves."""
+        """Return the graph without the workspace of its kernels."""
         return prepare_reading(self.reading(joint, captured, modules), _NAME, self.graph_options)
 
     def reading(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Reading:
-        """Return what is known of a captured step."""
+        """Return the reading of a captured step."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
         self.standing_bytes = self.standing(modules)
         resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + self.free_bytes
@@ -678,7 +678,7 @@ def _in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tu
 
 
 def told_of_parts(cuts: Mapping[str, Split]) -> str:
-    """Return what runs in parts, in words."""
+    """Return the regions in parts, in words."""
     return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
 
 

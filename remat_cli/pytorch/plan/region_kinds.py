@@ -38,7 +38,6 @@ from remat_cli.pytorch.capture.internals import (
     compiled_in_ways,
     leaving_out,
     primals_of,
-    run_by,
 )
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.outputs import OutputGradients
@@ -53,7 +52,7 @@ from remat_cli.pytorch.plan.record import PlannedGraph
 from remat_cli.pytorch.plan.region_choice import RegionPoint
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized import resized
-from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion
+from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion, watch_runs
 from remat_cli.pytorch.programs.program import divided
 
 
@@ -400,19 +399,7 @@ class RegionKind:
                 planned = PlannedGraph.of(graph, schedule, simulate(graph, schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
-
-        def noted(args: list[Any]) -> Any:
-            if not is_planned:
-                self.otherwise()
-            with self.around():
-                return run(args)
-
-        def noted_back(args: list[Any]) -> Any:
-            self.at_backward()
-            return run_back(args)
-
-        run_by(forward, noted)
-        run_by(backward, noted_back)
+        watch_runs(self, (forward, run), (backward, run_back), is_planned=is_planned)
         return forward, backward
 
 

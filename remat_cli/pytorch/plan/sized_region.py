@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx, nn
 
@@ -95,19 +95,52 @@ class SizedRegion:
         joint = Joint.of(captured)
         forward, backward = divided(joint, plain_run(graph_of(joint, self.name)))
         run, run_back = boxed(forward), boxed_backward(backward)
-
-        def noted(args: list[Any]) -> Any:
-            self.otherwise()
-            with self.around():
-                return run(args)
-
-        def noted_back(args: list[Any]) -> Any:
-            self.at_backward()
-            return run_back(args)
-
-        run_by(forward, noted)
-        run_by(backward, noted_back)
+        watch_runs(self, (forward, run), (backward, run_back), is_planned=False)
         return forward, backward
+
+
+class Watched(Protocol):
+    """The callbacks of a region: around forward passes, at backward passes, and at runs without a plan."""
+
+    @property
+    def around(self) -> Callable[[], Any]:
+        """Makes the context of a forward pass."""
+
+    @property
+    def at_backward(self) -> Callable[[], None]:
+        """Called at the begin of a backward pass."""
+
+    @property
+    def otherwise(self) -> Callable[[], None]:
+        """Called at a run without a plan."""
+
+
+_Pass = tuple[fx.GraphModule, Callable[[list[Any]], Any]]
+
+
+def watch_runs(region: Watched, forward: _Pass, backward: _Pass, *, is_planned: bool) -> None:
+    """Have torch run a region's two passes, with the callbacks of the region.
+
+    Args:
+        region: the region.
+        forward: the graph of the forward pass, and the function that runs it.
+        backward: the same of the backward pass.
+        is_planned: the passes are those of a plan, not of the plain schedule.
+    """
+    run, run_back = forward[1], backward[1]
+
+    def noted(args: list[Any]) -> Any:
+        if not is_planned:
+            region.otherwise()
+        with region.around():
+            return run(args)
+
+    def noted_back(args: list[Any]) -> Any:
+        region.at_backward()
+        return run_back(args)
+
+    run_by(forward[0], noted)
+    run_by(backward[0], noted_back)
 
 
 class _Runs:

@@ -146,7 +146,7 @@ def planned(
 
 
 def _check_split(split: bool, schedule: object, *, fused: bool, regions: object) -> None:
-    """Check that what goes with split is asked for.
+    """Check that the options go with split.
 
     Raises:
         UsageError: something else is.

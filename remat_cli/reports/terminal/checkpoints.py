@@ -38,7 +38,7 @@ def checkpoints_report(planning: CheckpointPlanning) -> Report:
 
 
 def subject_facts(planning: CheckpointPlanning) -> RenderableType:
-    """Return what was planned, and under which budget."""
+    """Return the subject and the budget of a planning."""
     labels: list[tuple[str, Cell]] = [
         ("graph", graph_title(planning.prepared.graph)),
         ("times", clean(planning.eager.costs)),

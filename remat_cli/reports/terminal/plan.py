@@ -153,7 +153,7 @@ def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
 
 
 def _reserved_rows(solution: Solution) -> list[Row]:
-    """Return what the allocator reserves, and what that costs; none without an allocator."""
+    """Return the rows for reserved bytes and their cost; none without an allocator."""
     reserved = solution.reserved
     if reserved is None:
         return []

@@ -68,7 +68,7 @@ def _in_words(parting: Parting) -> str:
 
 
 def reality_summary(reality: Reality) -> dict[str, Any]:
-    """Return what `remat diff GRAPH snapshot.pickle --json` prints, as JSON values."""
+    """Return the JSON values that `remat diff GRAPH snapshot.pickle --json` prints."""
     return {
         "predicted": {"name": reality.predicted.name, "peak_bytes": reality.predicted.peak_bytes},
         "recorded": {
