@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from remat_cli.errors import GraphError, RematError
-from remat_cli.interruption import is_under_way
+from remat_cli.interruption import was_interrupted
 from remat_cli.pytorch.capture.internals import NO_DATA
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.places import innermost, last_place
@@ -95,7 +95,7 @@ def silent_torch() -> Iterator[None]:
         yield
     finally:
         # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
-        if not is_under_way():
+        if not was_interrupted():
             logger.setLevel(level)
 
 
