@@ -17,11 +17,12 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy
 import torch
+
+from remat_cli.core.link import Direction
 
 HostBytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
@@ -160,13 +161,6 @@ class CopiesAtOnce:
         """Do nothing: all copies are done."""
 
 
-class Direction(Enum):
-    """The direction of a copy: to or from the host."""
-
-    OUT = "to the host"
-    BACK = "from the host"
-
-
 class DeviceStream(Protocol):
     """A queue of work on a device, as `torch.cuda.Stream`."""
 
@@ -227,14 +221,14 @@ class CopiesOnStreams:
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Start copying [N] bytes to the host; return the copy."""
         host = self.memory.take(source.numel())
-        self._copy(host, source, host, source.device, Direction.OUT)
+        self._copy(host, source, host, source.device, Direction.TO_HOST)
         return host
 
     def back(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Start copying [N] bytes from the host; return the copy."""
         target = torch.empty_like(host, device=device)
         self._arriving[host.data_ptr()].append(target)
-        self._copy(target, host, host, device, Direction.BACK)
+        self._copy(target, host, host, device, Direction.TO_DEVICE)
         return target
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
