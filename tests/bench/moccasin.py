@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.core.problem import Planner
-from remat_cli.planners.checkmate.planner import Checkmate
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.published.checkmate.planner import Checkmate
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
 from tests.bench.scale import PlanningRun, measure

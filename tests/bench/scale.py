@@ -34,8 +34,8 @@ from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes, format_share
