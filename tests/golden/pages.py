@@ -44,25 +44,25 @@ PICTURE = "graphs/unet-sweep.svg"
 ARENA = GRAPHS / "skip_chain-arena.svg"
 # Where the README sends whoever wants to know more of a verb.
 PAGE_OF_VERB = {
-    "inspect": "remat_cli/reports",
-    "convert": "remat_cli/formats",
-    "plan": "remat_cli/reports",
-    "budget": "remat_cli/studies",
-    "sweep": "remat_cli/studies",
-    "compare": "remat_cli/studies",
-    "diff": "remat_cli/studies",
-    "fit": "remat_cli/studies",
-    "allocate": "remat_cli/allocation",
-    "verify": "remat_cli/runtime",
-    "measure": "remat_cli/config",
-    "check": "remat_cli/checks",
-    "report": "remat_cli/reports",
-    "batch": "remat_cli/batch",
-    "fuse": "remat_cli/runtime",
-    "apply": "remat_cli/runtime",
-    "generate": "remat_cli/generate",
-    "completion": "remat_cli/cli",
-    "planners": "remat_cli/planners",
+    "inspect": "remat_cli/reports/inspect.md",
+    "convert": "remat_cli/formats/README.md",
+    "plan": "remat_cli/reports/README.md",
+    "budget": "remat_cli/studies/README.md",
+    "sweep": "remat_cli/studies/README.md",
+    "compare": "remat_cli/studies/README.md",
+    "diff": "remat_cli/studies/README.md",
+    "fit": "remat_cli/studies/README.md",
+    "allocate": "remat_cli/allocation/README.md",
+    "verify": "remat_cli/runtime/README.md",
+    "measure": "remat_cli/config/README.md",
+    "check": "remat_cli/checks/README.md",
+    "report": "remat_cli/reports/viewers.md",
+    "batch": "remat_cli/batch/README.md",
+    "fuse": "remat_cli/runtime/README.md",
+    "apply": "remat_cli/runtime/README.md",
+    "generate": "remat_cli/generate/README.md",
+    "completion": "remat_cli/cli/README.md",
+    "planners": "remat_cli/planners/README.md",
 }
 _COLUMNS = {"source": "Source", "takes": "Takes", "proves": "Proves", "how it scales": "Complexity"}
 _FENCE = re.compile(r"^```(?P<language>\w+)(?: (?P<file>\S+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -171,7 +171,7 @@ def _card(card: PlannerCard, labels: Sequence[str]) -> str:
 
 def verbs_table() -> str:
     """The verbs, with where to read more."""
-    rows = [[f"[`{verb}`]({PAGE_OF_VERB[verb]}/README.md)", sentence] for verb, sentence in VERBS.items()]
+    rows = [[f"[`{verb}`]({PAGE_OF_VERB[verb]})", sentence] for verb, sentence in VERBS.items()]
     return table(["verb", "what it does"], rows)
 
 
