@@ -24,8 +24,8 @@ REPORT = "remat plan graphs/unet.onnx --dim batch=8 --budget 60% --html report.h
 REPORT_PAGE = f"""# A report to play with
 
 The plan of the [first page](README.md#a-first-plan), as an HTML file. Point, search, sort, and drag to zoom in.
-[Show a plan](remat_cli/reports/viewers.md#the-html-page-remat-report) says what it shows. <a href="report.html">Open it in a
-page of its own</a>, or write it yourself:
+[Show a plan](remat_cli/reports/viewers.md#the-html-page-remat-report) says what it shows. <a href="report.html">Open it
+in a page of its own</a>, or write it yourself:
 
 ```sh
 {REPORT}

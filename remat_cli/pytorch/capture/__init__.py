@@ -39,12 +39,12 @@ def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Sp
     """Return a function that reads a training step with regions in parts.
 
     Args:
-        reference: as of `read`.
-        options: as of `read`.
+        reference: the reference, as `read` takes it.
+        options: the options of `read`.
 
     Raises:
-        UsageError: as of `read`; the function that is returned: a region cannot be split.
-        GraphError: as of `read`.
+        UsageError: see `read`; the function that is returned: a region cannot be split.
+        GraphError: see `read`.
     """
     check_installed()
     from remat_cli.pytorch.capture.reader import take_step

@@ -1,6 +1,6 @@
 """Independent rows of torch's ops: which dimensions they carry through, and which they sum over.
 
-An op that is not listed here, or random, or with effects, has none: it bounds a region. DTensor has such rules for
+An unlisted op, a random op and an op with effects have none: they bound a region. DTensor has such rules for
 ranks. These also say how the constants of an op change with the rows (the shape of a view), need no process group, and
 know the kernels of the CPU.
 """
@@ -427,7 +427,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
 
     Args:
         node: the op.
-        axis: what it is cut along.
+        axis: the axis of the cut.
         rows: how many.
     """
     name = short_name(node).removeprefix("aten.")

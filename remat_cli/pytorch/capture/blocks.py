@@ -80,7 +80,7 @@ class Repetition:
     Attributes:
         first: place of the first block's first node among the nodes that are no inputs.
         length: nodes of a block.
-        own_inputs: for each block, the places of the inputs that it alone reads.
+        own_inputs: for each block, places of the inputs that no other block reads.
     """
 
     first: int
@@ -117,8 +117,8 @@ def repetition_of(graph: fx.Graph, inputs: Sequence[Any]) -> Repetition | None:
     None if too few blocks repeat, or not exactly.
 
     Args:
-        graph: as torch's front end makes it, before autograd.
-        inputs: what it is given.
+        graph: graph of torch's front end, before autograd.
+        inputs: inputs of the graph.
     """
     if not _apart(inputs):
         return None
@@ -140,10 +140,10 @@ class _Front:
     Attributes:
         placeholders: the inputs.
         calls: all other nodes.
-        forms: of each call, what is the same in equal blocks.
-        read: of each call, the places of the calls that it reads.
-        given: of each call, the places of the inputs that it reads.
-        in_paths: of each call, the numbers in the path of its module.
+        forms: the part of each call that is the same in equal blocks.
+        read: for each call, places of the calls that it reads.
+        given: for each call, places of the inputs that it reads.
+        in_paths: for each call, numbers in the path of its module.
     """
 
     def __init__(self, graph: fx.Graph, inputs: Sequence[Any]) -> None:

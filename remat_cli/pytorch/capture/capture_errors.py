@@ -71,11 +71,11 @@ def explained(what: str) -> Iterator[None]:
     torch's log is silenced.
 
     Args:
-        what: what is captured, for messages.
+        what: the captured model or region, for messages.
 
     Raises:
         GraphError: the step cannot be captured.
-        RematError: what remat itself raised meanwhile.
+        RematError: an error of remat, raised meanwhile.
     """
     with warnings.catch_warnings(record=True) as warned, silent_torch():
         warnings.simplefilter("always")
@@ -103,9 +103,9 @@ def explanation(error: BaseException, what: str, warned: Sequence[str] = ()) -> 
     """Return the error for the user: what remat raised while torch called it, or what torch means.
 
     Args:
-        error: as torch raised it.
-        what: what is captured.
-        warned: what autograd warned of meanwhile, which says where its error came from.
+        error: error of torch.
+        what: the captured model or region.
+        warned: warnings of autograd meanwhile, with the origin of its error.
     """
     return raised_by_remat(error) or _explained(error, what, warned)
 
@@ -155,10 +155,10 @@ def call_without_data(
     reword errors of a model's code.
 
     Args:
-        function: what is called.
-        modules: those that it uses; their parameters and buffers stay as they are.
-        args: what it is called with.
-        kwargs: the same, by keyword.
+        function: the function.
+        modules: modules that the function uses; their parameters and buffers stay unchanged.
+        args: positional arguments.
+        kwargs: keyword arguments.
 
     Returns:
         The state of the modules before.

@@ -32,7 +32,7 @@ def graph_of(joint: Joint, name: str, resident_bytes: int = 0) -> Graph:
 
     Args:
         joint: the step.
-        name: of the graph.
+        name: name of the graph.
         resident_bytes: memory beside that of the graph's tensors that is there from start to end.
     """
     tokens = [Tensor(token, 0) for op in joint.ops for token in op.gives]

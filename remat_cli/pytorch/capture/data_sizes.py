@@ -48,7 +48,7 @@ class DataSizes:
         None if inputs do not decide them.
 
         Args:
-            inputs: of the captured function, as it is called.
+            inputs: inputs of the captured function.
         """
         if not self._places:
             return ()
@@ -96,7 +96,7 @@ def _is_sized_by_data(node: fx.Node) -> bool:
 
     It may be a number of this kind, too.
 
-    Of an op with several results, those are asked.
+    If the op has several results, they decide.
     """
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor | torch.SymInt):

@@ -42,15 +42,15 @@ class EagerOp:
 
     Attributes:
         name: unique within the step.
-        operator: what it was given and made; the names of its tensors are those of their storages.
+        operator: operands and results; tensors have the names of their storages.
         reads: storages, each once.
-        makes: storages, each once; none where it wrote into what it was given.
+        makes: storages of the results, each once; none if the op wrote into its operands.
         writes: storages that it was given and wrote into.
         phase: forward or backward.
         again: the module whose checkpoint ran it a second time; None for an op of the step itself.
-        overload: the function of torch that ran, such as "aten.mm.default".
+        overload: function of torch, such as "aten.mm.default".
         turn: how many calls of that function came before in the step.
-        is_random: it draws random numbers.
+        is_random: the op draws random numbers.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ModuleCall:
     """A call of a module in the forward pass.
 
     Attributes:
-        path: of the module.
+        path: path of the module.
         kind: name of its class.
         ops: the ops that ran in it: the first, and the one after the last.
         given: storages of its inputs, each once.
@@ -108,17 +108,17 @@ class EagerStep:
     """The record of a step in eager mode.
 
     Attributes:
-        ops: in the order in which they ran.
-        bytes: of each storage, by its name.
-        inputs: storages that were there before.
+        ops: ops, in the order of their runs.
+        bytes: size of each storage, by name.
+        inputs: storages from before the step.
         until: for each storage that an op made, the last op that ran while it was there. What is there at the end has
             the number of ops.
-        outputs: storages of what the step returned, and of gradients.
-        kept: what autograd kept; empty where that was not looked at.
-        calls: of modules, in order; empty where that was not looked at.
+        outputs: storages of returned values and gradients.
+        kept: storages that autograd kept; empty if nobody looked.
+        calls: calls of modules, in order; empty if nobody looked.
         resident_bytes: parameters that no op reads, and the state of the optimizer.
         optimizer: name of its class; None where there is none.
-        parameters: those that got a gradient.
+        parameters: parameters with a gradient.
     """
 
     ops: tuple[EagerOp, ...]
@@ -207,14 +207,14 @@ def run_eagerly(
         reference: FILE.py:NAME or package.module:NAME.
         options: its dims are the function's keyword arguments.
         checkpoints: paths of modules that are wrapped in `torch.utils.checkpoint`, whole.
-        saved: by path, what the forward pass of a wrapped module saves; of others, nothing.
+        saved: saved storages of each wrapped module's forward pass, by path.
         looked_at: tell what autograd keeps, and what modules are called with. Then `until` says how long a storage
             would be there if autograd kept nothing.
         accumulate: gradients are there before the step.
 
     Raises:
-        UsageError: there is no such function, or it does not take these options.
-        GraphError: what it returns is no training step of one module, looks at values of its tensors, or fails.
+        UsageError: the function does not exist, or does not take these options.
+        GraphError: the function returns no training step of one module, or the step reads values of tensors, or fails.
     """
     step, device, _ = built_step(reference, options)
     step, mode = with_fake_tensors(step, device)
@@ -402,8 +402,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the contexts of a checkpoint for forward pass and rerun.
 
         Args:
-            path: of the module.
-            saved: what its forward pass saves; None for nothing.
+            path: path of the module.
+            saved: saved storages of its forward pass; None for none.
         """
         if saved is None:
             return nullcontext(), self._repeating(path, nullcontext())
@@ -423,7 +423,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def looking(self, module: nn.Module) -> Iterator[None]:
         """Record calls of a module's parts, and tensors that autograd keeps.
 
-        No such tensor is kept alive.
+        The tensors are not kept alive.
         """
         handles = []
         for path, part in module.named_modules():
@@ -484,8 +484,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the record of the step.
 
         Args:
-            step: that ran.
-            held: what is there at the end: results, and gradients.
+            step: the step that ran.
+            held: storages at the end: results and gradients.
             trained: parameters that got a gradient.
         """
         end = len(self._ops)

@@ -65,7 +65,7 @@ def _check_attention(graph: fx.Graph) -> None:
     """Check that attention in float64 on the CPU has the results that its rule for tensors without data tells.
 
     Raises:
-        GraphError: it has others, as in torch 2.11 and 2.12: code that inductor makes by that rule fails.
+        GraphError: its results differ, as in torch 2.11 and 2.12, whose inductor then generates code that fails.
     """
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     for node in graph.find_nodes(op="call_function", target=attention):
@@ -115,9 +115,9 @@ class CompiledGraph:
         """Compile a graph, which is changed.
 
         Args:
-            module: the graph; its placeholders say what they take.
+            module: the graph; placeholders have the values of their inputs.
             user_outputs: positions of the outputs whose strides must stay as they are.
-            is_backward: whether it is the backward pass.
+            is_backward: the graph is the backward pass.
             keeps_order: fuse no ops of which neither reads the other, as one of them would run earlier or later then.
 
         Raises:
@@ -153,9 +153,9 @@ class CompiledGraph:
         """Run the code around the kernels on tensors without data, and none of the kernels that were compiled.
 
         Args:
-            arguments: on the device "meta"; the list is emptied.
+            arguments: arguments on the device "meta"; the list is emptied.
             make: makes memory, of size, strides and element type.
-            ran: is told the name of each compiled kernel where it would run.
+            ran: called with the name of each compiled kernel.
         """
 
         def kernel(name: str) -> Any:

@@ -80,7 +80,7 @@ class Primal:
     """An input of a joint graph that is there before the step.
 
     Attributes:
-        source: what it is in the user's terms, such as "L['self']._parameters['weight']"; empty where not known.
+        source: its name in the user's terms, such as "L['self']._parameters['weight']"; empty where not known.
         value: the tensor itself; None where torch made it of several, and for a number.
     """
 
@@ -94,12 +94,12 @@ class Captured:
 
     Attributes:
         module: forward and backward pass; its first inputs are the primals, then come the tangents.
-        forward_outputs: how many of its outputs are those of the forward pass; they come first.
-        primals: what each primal is, in their order.
+        forward_outputs: number of the forward pass's outputs, which come first.
+        primals: description of each primal, in order.
         old_values: where the graph was rewritten already: for each input whose old value is kept, by name, the name of
             the node that copies it. None where it was not.
         released: tells which of the forward outputs, by position, callers let go of before the backward pass.
-        is_sized_by_data: sizes in it are those of the data of one call; for other data it is traced again.
+        is_sized_by_data: sizes hold for one call's data; other data are traced again.
     """
 
     module: fx.GraphModule
@@ -138,13 +138,13 @@ def compiled(
     torch counts captures by code.
 
     Args:
-        function: what is called.
+        function: the function.
         divide: makes the two graphs.
-        foresee: sees what is captured before it is traced with its backward pass.
-        gradients: which of its outputs get a gradient.
-        takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
+        foresee: sees the captured forward pass before the backward pass is traced.
+        gradients: outputs with a gradient.
+        takes_sizes: sizes that differ between calls become symbols in the second call's capture.
         seen: sizes that torch has seen before.
-        capture_context: what is entered while torch captures.
+        capture_context: context of each capture.
         fused: the joint graph has the ops that inductor fuses.
     """
     backend = _backend(divide, foresee, gradients, fused=fused)
@@ -292,7 +292,7 @@ def _entered_in_captures(context: Callable[[], contextlib.AbstractContextManager
 class SeenSizes:
     """While it is entered, torch knows of no sizes but those that it has seen while it was entered.
 
-    Else it takes sizes of one model for those of another that shares code with it, and captures symbols at once.
+    Otherwise torch takes sizes of one model for those of another with the same code, and captures symbols at once.
     """
 
     def __init__(self) -> None:
@@ -412,7 +412,7 @@ def seen_by(run: Callable[[Divide], object]) -> Captured | None:
     The run ends there.
 
     Args:
-        run: has torch capture something, and hand what it captured to the function that it is given.
+        run: lets torch capture, and calls its argument with the capture.
 
     Returns:
         The joint graph; None where the run ends without one.
@@ -439,10 +439,10 @@ def divided_by(
     """Let torch trace a module's two passes; return a runner by `divide`.
 
     Args:
-        module: as torch's front end makes it.
-        inputs: what it is called with.
+        module: graph of torch's front end.
+        inputs: inputs of the graph.
         divide: makes forward and backward graph of the joint graph.
-        gradients: which outputs get a gradient; where a backward pass shows others, the module is traced again.
+        gradients: outputs with a gradient; if a backward pass shows others, the module is traced again.
         fused: the joint graph has the ops that inductor fuses.
     """
     return _Divided(module, inputs, divide, gradients or OutputGradients(), fused=fused)

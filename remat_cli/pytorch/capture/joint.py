@@ -50,9 +50,9 @@ class Storage:
     """A piece of memory.
 
     Attributes:
-        name: of the first value in it.
-        bytes: its size; 0 where it is not on the device that the plan is for.
-        shape: of the first value in it.
+        name: name of its first value.
+        bytes: size; 0 on another device than the plan's.
+        shape: shape of its first value.
         dtype: element type of the first value in it.
     """
 
@@ -67,15 +67,15 @@ class JointOp:
     """An op that runs; one of them, the boundary between forward and backward pass, stands for torch and the caller.
 
     Attributes:
-        name: of its node.
-        node: in the joint graph; None for the boundary.
+        name: name of its node.
+        node: node of the joint graph; None for the boundary.
         phase: forward or backward.
         reads: storages, each once.
         makes: storages, each once.
         values: nodes that hold its results.
         needs: tokens of ops that must have run before; they have no memory.
         gives: tokens that later ops wait for.
-        recomputable: whether it may run more than once.
+        recomputable: the op may run more than once.
         inplace: the storage that its result may be written into; None: it has one of its own.
     """
 
@@ -98,13 +98,13 @@ class Joint:
     Attributes:
         module: the joint graph, changed so that nothing is computed twice, and old values of mutated inputs are read
             from copies.
-        primals: inputs that are there before the step: parameters, buffers, and what the model is called with.
+        primals: inputs from before the step: parameters, buffers, and arguments of the model.
         sizes: inputs that are numbers computed of the primals' sizes, where these differ between calls.
         inputs: tensors among the primals, and constants.
         tangents: gradients of the forward outputs, which come in from outside.
-        names: of the inputs in the user's terms, each once.
-        ops: in the order in which they run: forward pass, boundary, backward pass.
-        forward_outputs: what the forward pass returns; None, or a number, where that is no tensor.
+        names: names of the inputs in the user's terms, each once.
+        ops: ops in the order of their runs: forward pass, boundary, backward pass.
+        forward_outputs: results of the forward pass; None or a number where a result is no tensor.
         backward_outputs: the gradients of the primals in their order; None where there is none.
         new_values: positions of forward outputs that hold new values of inputs, which torch copies there.
         released: positions of forward outputs that the caller lets go of before the backward pass.
@@ -140,7 +140,7 @@ class Joint:
         """Read a joint graph whose caller lets go of the outputs that get no gradient before the backward pass.
 
         Raises:
-            GraphError: as `of`.
+            GraphError: see `of`.
         """
         return cls.of(captured).releasing(captured.released.possible)
 
@@ -216,7 +216,7 @@ def rewritten(captured: Captured) -> Captured:
     Random ops are the exception.
 
     Raises:
-        GraphError: it changes something that is not an input.
+        GraphError: the graph changes a value that is no input.
     """
     if captured.old_values is not None:
         return captured
@@ -349,7 +349,7 @@ class _Reader:
         """Resolve a node that runs.
 
         Args:
-            node: what runs.
+            node: the node to run.
             before: the token of the last op that drew random numbers, or communicated; empty where there is none.
         """
         reads = dict.fromkeys(self.storage(source) for source in _tensor_sources(node))

@@ -22,9 +22,9 @@ class GradientFactor:
 
     Attributes:
         value: the number.
-        before: ops that make of it what enters the region, in their order.
-        entering: what the region reads of it.
-        known: what the ops before read beside it.
+        before: ops that compute the region's input from the number, in order.
+        entering: the value that the region reads.
+        known: other values that these ops read.
     """
 
     value: fx.Node
@@ -73,7 +73,7 @@ def _factor(
 def _up_to_tangent(graph: fx.Graph, entering: Collection[fx.Node], inside: Collection[fx.Node]) -> list[fx.Node] | None:
     """Return the only incoming gradient, and the ops from there to a region.
 
-    None where there are several, or what is made of it depends on the region.
+    None if there are several, or if their results depend on the region.
     """
     after = set(inside)
     for node in graph.nodes:

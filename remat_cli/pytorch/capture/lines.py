@@ -31,8 +31,8 @@ class _List:
 
     Attributes:
         items: tensors, ops with their operators, or names.
-        forms: of each item, all but the numbers in its texts.
-        counts: of each item, how many numbers its texts have.
+        forms: each item without the numbers in its texts.
+        counts: for each item, how many numbers its texts have.
         numbers: these numbers, of all items one after the other.
     """
 

@@ -133,7 +133,7 @@ def _held_by(value: Any) -> Iterable[Any]:
 def _attributes(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object of a user's class, or None.
 
-    None for others, such as torch's objects.
+    None for other objects, such as torch's.
     """
     of = type(value)
     if of.__module__.partition(".")[0] in ("builtins", "torch", "remat_cli", "types", "functools", "weakref"):

@@ -27,7 +27,7 @@ def checked_optimizer(optimizer: object) -> torch.optim.Optimizer:
     """Return an optimizer as it was made: without what accelerate, Lightning or torch.distributed put around it.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the object is no optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         is_class = isinstance(optimizer, type)
@@ -48,7 +48,7 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     A twin of the optimizer takes one step on tensors without data, which stand for any values.
 
     Args:
-        optimizer: as `checked_optimizer` returns it.
+        optimizer: result of `checked_optimizer`.
 
     Raises:
         UsageError: the twin cannot take that step.

@@ -41,8 +41,8 @@ class KnownGradients:
     """Outputs of a function that can get gradients.
 
     Attributes:
-        of: what refusals call the function.
-        outputs: of each differentiable output its dimensions, its element type, and whether it can get a gradient.
+        of: name of the function in refusals.
+        outputs: for each differentiable output: dimensions, element type, and whether it can get a gradient.
     """
 
     of: str
@@ -65,7 +65,7 @@ class OutputGradients:
     Attributes:
         warn: called with a sentence, once each: for a gradient that was not expected, and for gradients of gradients.
         at_rerun: called where eager runs a backward pass, or it is refused.
-        known: what is known before any call, and holds for all; then no backward pass runs as eager.
+        known: gradients known before any call, for all calls; then no backward pass runs as eager.
     """
 
     warn: Callable[[str], None] = lambda _: None
@@ -175,8 +175,8 @@ class Released:
     """Which outputs of a captured function callers let go of before the backward pass.
 
     Attributes:
-        gradients: what backward passes have shown.
-        form: of the outputs.
+        gradients: gradients that backward passes have shown.
+        form: form of the outputs.
         slots: outputs without a gradient: their positions in the captured function, and in its joint graph.
     """
 
@@ -206,9 +206,9 @@ class EagerRun:
     """Runs a captured function as eager does, for a backward pass that was not planned.
 
     Attributes:
-        function: what torch's front end has captured; takes its inputs, and returns its outputs.
+        function: function captured by torch's front end, from inputs to outputs.
         changed: positions of inputs that it writes into.
-        draws: whether it draws random numbers.
+        draws: the function draws random numbers.
     """
 
     function: Callable[..., Any]
@@ -243,7 +243,7 @@ class Begun:
         """Return the gradients of inputs, None where there is none.
 
         Args:
-            inputs: of the call.
+            inputs: inputs of the call.
             wanted: positions of the inputs that need a gradient.
             arrived: gradients of outputs, by position.
             differentiable: whether the gradients are to have gradients.
@@ -290,8 +290,8 @@ class SeenOutputs:
     """Sees the gradients that arrive for the outputs of one captured function.
 
     Attributes:
-        form: of its outputs.
-        gradients: takes note of what arrives.
+        form: form of its outputs.
+        gradients: notes the gradients that arrive.
         expected: positions of the outputs that were captured with a tangent.
         rerun: runs the function where that does not do; None where nothing may be held for it.
     """
@@ -310,8 +310,8 @@ class SeenOutputs:
         """Run the function as captured, and see to its gradients.
 
         Args:
-            captured: runs what was captured.
-            inputs: of the call.
+            captured: runs the capture.
+            inputs: inputs of the call.
         """
         begun = None if self.rerun is None else self.rerun.begun(inputs)
         outputs = list(captured(*inputs))
@@ -334,9 +334,9 @@ class _Call:
     Attributes:
         outputs: sees to its outputs.
         begun: how it was called; None where it is not run again.
-        inputs: of the call, where it may be run again, those that need a gradient left out.
+        inputs: inputs of a call that may run again, without those that need a gradient.
         wanted: positions of these.
-        node: autograd's node of what was captured.
+        node: autograd's node of the capture.
         unread: the outputs that were captured without a tangent, and their memory, by their positions.
     """
 

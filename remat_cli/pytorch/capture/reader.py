@@ -65,12 +65,12 @@ class TakenStep:
     """A training step that torch has captured.
 
     Attributes:
-        reference: where it comes from.
-        step: with fake tensors.
-        captured: its joint graph as torch handed it over.
-        joint: the same, resolved.
+        reference: file and function of the step.
+        step: the step, with fake tensors.
+        captured: its joint graph from torch.
+        joint: the joint graph, resolved.
         device: kind of device whose kernels it has.
-        notes: what the user should know, one line each.
+        notes: notes for the user, one line each.
     """
 
     reference: str
@@ -110,8 +110,8 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
 
     Args:
         joint: the step.
-        captured: the same as torch handed it over.
-        name: of the graph.
+        captured: the joint graph from torch.
+        name: name of the graph.
         resident_bytes: parameters, buffers and optimizer state that no op reads.
         optimizer: name of the one whose state is among them; None where there is none.
     """
@@ -178,8 +178,8 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
         options: its dims are the function's keyword arguments.
 
     Raises:
-        UsageError: there is no such function, or it does not take these options.
-        GraphError: what it returns is no training step, or cannot be captured as one graph.
+        UsageError: the function does not exist, or does not take these options.
+        GraphError: the function returns no training step, or one that torch cannot capture as one graph.
     """
     step, device, notes = built_step(reference, options)
     step, captured = capture(step, device, reference, fused=options.fused)
@@ -193,8 +193,8 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
     The kernels of this kind of device are read.
 
     Raises:
-        UsageError: there is no such function, or it does not take these options.
-        GraphError: what it returns is no training step.
+        UsageError: the function does not exist, or does not take these options.
+        GraphError: the function returns no training step.
     """
     check_supported()
     for name in ("input_shapes", "value_shapes", "values"):
@@ -258,16 +258,16 @@ def capture(
 
     Args:
         step: its modules are changed in place.
-        device: whose kernels are captured, such as "cpu".
-        where: what the step comes from, for messages.
-        foresee: sees what is captured before it is traced with its backward pass.
+        device: device of the captured kernels, such as "cpu".
+        where: source of the step, for messages.
+        foresee: sees the captured forward pass before the backward pass is traced.
         fused: with the ops that inductor fuses.
 
     Returns:
         The step with fake tensors, and its joint graph.
 
     Raises:
-        GraphError: it cannot be captured as one graph.
+        GraphError: torch cannot capture the step as one graph.
     """
     _check_inputs(step, where)
     step, mode = with_fake_tensors(step, device)
@@ -323,7 +323,7 @@ def resident_bytes(step: Step, used: Iterable[torch.Tensor | None]) -> int:
     """Return the bytes that are there beside a step's inputs: of parameters that it does not use, and the optimizer's.
 
     Args:
-        step: with fake tensors.
+        step: the step, with fake tensors.
         used: inputs of its graph; None where torch made one of several.
     """
     keys = {storage_key(tensor) for tensor in used if tensor is not None}

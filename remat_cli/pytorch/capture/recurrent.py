@@ -166,12 +166,12 @@ class _Place:
     """Where a saved tensor is found again: in the reserve, or in an input or result of the layer.
 
     Attributes:
-        index: of the input or result, inputs first; None: in the reserve.
-        start: of its storage in the reserve, in bytes.
+        index: index of the input or result, inputs first; None: in the reserve.
+        start: start of its storage in the reserve, in bytes.
         dtype: element type.
         shape: extents.
-        stride: in elements.
-        offset: in elements, beyond that of the input or result, or beyond `start`.
+        stride: strides in elements.
+        offset: elements beyond the offset of the input or result, or beyond `start`.
     """
 
     index: int | None
@@ -195,11 +195,11 @@ class _Saving:
     """The tensors that autograd saves while a layer runs.
 
     Attributes:
-        inputs: of the layer.
-        flat: bytes into which is copied what is saved; None: it is held as eager holds it.
-        results: the numbers, in order of saving, of saved tensors that are results of the layer; None: not known yet.
-        places: of what is saved, by its number; from an earlier run, or found in this one.
-        held: what is held, by its number: all that is in neither inputs nor results.
+        inputs: inputs of the layer.
+        flat: bytes that saved tensors are copied into; None: they are held as eager holds them.
+        results: numbers, in order of saving, of saved tensors that are results of the layer; None: not known yet.
+        places: places of saved tensors, by number; from an earlier run, or found in this one.
+        held: held tensors by number: all that are in neither inputs nor results.
         used: bytes that the places found in this run take.
     """
 
@@ -301,8 +301,8 @@ class _LayerGraph:
     Attributes:
         begins: edges at which gradients of inputs come out.
         ends: edges at which gradients of results go in.
-        places: of what it saved, by its number.
-        held: what it holds of that; while gradients are computed, it is lent the rest.
+        places: places of its saved tensors, by number.
+        held: tensors that it holds; the others are lent while gradients are computed.
         lock: one thread at a time lends it tensors.
     """
 
@@ -334,7 +334,7 @@ class _LayerGraph:
         """Return the gradients of some inputs.
 
         Args:
-            reserve: what a run saved, flat, unless this graph holds it.
+            reserve: saved tensors of a run, flat, unless this graph holds them.
             values: inputs and results of that run.
             given: gradients of its results.
             wanted: the numbers of the inputs.
@@ -383,7 +383,7 @@ class _Saved:
     Attributes:
         bytes: beside its inputs and results.
         results: the numbers, in order of saving, of saved tensors that are results.
-        read: which results those are.
+        read: indices of these results.
     """
 
     bytes: int

@@ -37,10 +37,10 @@ class SizedJoint:
     """A captured graph put down for certain sizes.
 
     Attributes:
-        values: of the symbols.
+        values: values of the symbols.
         captured: the graph.
-        joint: the same, resolved.
-        bytes: of the step's memory, by name: an expression of the symbols, or a number.
+        joint: the joint graph, resolved.
+        bytes: sizes of storages, by name: an expression of the symbols, or a number.
     """
 
     values: Values
@@ -55,12 +55,12 @@ class Sizes:
 
     Attributes:
         captured: the graph as torch handed it over; `rewritten`, with a size node for each expression.
-        expressions: of the size nodes, in their order.
-        symbols: what differs between calls.
+        expressions: expressions of the size nodes, in order.
+        symbols: sizes that differ between calls.
         first: their values when torch captured the graph.
         read_from: for each symbol, the place among the primals of one that tells its value; and which of that tensor's
             dimensions it is, None where the primal is the number itself.
-        environment: what torch knows of the symbols.
+        environment: torch's knowledge of the symbols.
     """
 
     captured: Captured
@@ -106,7 +106,7 @@ class Sizes:
         """Return the value of each symbol in a call that gives the captured function these inputs.
 
         Raises:
-            GraphError: torch made what tells one of several inputs.
+            GraphError: torch computed the only tensor that tells a size from several inputs.
         """
         primals = primals_of(self.captured.module.graph)
         places = [input_index(primals[place]) for place, _ in self.read_from]
@@ -143,7 +143,7 @@ class Sizes:
 
         Args:
             sized: the graph at any sizes, which names its memory.
-            values: of the symbols.
+            values: values of the symbols.
         """
         at = self._at(values)
         known: dict[Any, int] = {}
@@ -251,7 +251,7 @@ class _Fixed:
     Attributes:
         whole: the graph.
         at: the value of each symbol.
-        bytes: of the memory that its values are in: an expression or a number, by the key of the storage.
+        bytes: sizes of storages, by key: an expression or a number.
     """
 
     whole: Captured
@@ -330,7 +330,7 @@ def _number(expression: Any, at: Mapping[sympy.Symbol, Any]) -> int | float:
     """Return the value of an expression.
 
     Raises:
-        GraphError: it depends on more than the sizes of inputs.
+        GraphError: the value depends on more than the sizes of inputs.
     """
     if isinstance(expression, int | float):
         return expression

@@ -34,10 +34,10 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
 
     Args:
         captured: the graph.
-        cuts: by the name of an op in the region; they are made in the order of these names.
+        cuts: cuts by the name of an op in the region, made in the order of names.
 
     Raises:
-        UsageError: there is no such op, or it has no rows that can be worked on in parts.
+        UsageError: the op does not exist, or has no rows that parts can share.
     """
     if not cuts:
         return captured
@@ -137,13 +137,13 @@ class _Writer:
     """Writes a graph with a region in parts.
 
     Attributes:
-        old: what is copied from.
-        region: what is split.
+        old: the graph to copy from.
+        region: the region to split.
         parts: how many there are.
-        factor: of all gradients in the region, which are made at once; None: in the backward pass.
-        new: what is written.
-        values: for each value of the old graph that is there, its copy.
-        locals: the same within each part.
+        factor: factor of the region's gradients, which each part computes at once; None: they are computed later.
+        new: the graph to write.
+        values: copies of values of the old graph, by value.
+        locals: copies within each part, by value.
         unscaled: values that still have to be multiplied by the factor.
     """
 
@@ -246,13 +246,13 @@ class _Writer:
         """Add an op that stands where `like` stood.
 
         Args:
-            target: what runs.
-            args: of the new graph.
-            kwargs: of the new graph.
+            target: function of torch.
+            args: arguments, nodes of the new graph.
+            kwargs: keyword arguments, nodes of the new graph.
             like: says where it comes from.
-            name: of the op.
+            name: name of the op.
             forward: the pass that it belongs to; None: that of `like`, or the forward pass where all is made at once.
-            number: of the part.
+            number: number of the part.
         """
         node = self.new.create_node("call_function", target, args, kwargs, name=name)
         node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta", IN_PLACE)}

@@ -36,11 +36,11 @@ def losses_in(returned: Any, tensors: Sequence[Any]) -> list[Any]:
     """Return the outputs of a step that get a gradient.
 
     Args:
-        returned: what it returned.
+        returned: results of the model.
         tensors: the differentiable tensors in it.
 
     Returns:
-        What has the name "loss", as in models of transformers; else the scalars; else all.
+        The value named "loss", as in models of transformers; else the scalars; else all values.
     """
     loss = returned.get("loss") if isinstance(returned, Mapping) else None
     if getattr(loss, "requires_grad", False):
@@ -57,7 +57,7 @@ def as_step(returned: Any, where: str) -> Step:
         where: the function's name, for messages.
 
     Raises:
-        GraphError: it is none of these.
+        GraphError: the object is none of these.
     """
     if isinstance(returned, Step):
         step = returned

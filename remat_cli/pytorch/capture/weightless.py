@@ -177,8 +177,8 @@ def split_tensor(
         local: this rank's part.
         mesh: the ranks.
         placements: how it is split among them, for each dimension of the mesh.
-        shape: of the whole.
-        stride: of the whole.
+        shape: shape of the whole tensor.
+        stride: strides of the whole tensor.
     """
     return DTensor.from_local(local.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
 
@@ -197,7 +197,7 @@ def with_fake_tensors(step: Step, device: str) -> tuple[Step, FakeTensorMode]:
 
     Args:
         step: built under `Weightless`, or with real tensors; its modules are changed in place.
-        device: where the fake tensors claim to be, such as "cpu".
+        device: device of the fake tensors, such as "cpu".
     """
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
     if isinstance(step.model, nn.Module):
