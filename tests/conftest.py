@@ -7,6 +7,7 @@ wished.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -37,6 +38,17 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 # What click and rich look at before they colour or shape their output.
 _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_garbage() -> None:
+    """Leave what stands before a module's tests out of collections of garbage.
+
+    A process that has collected all tests holds millions of objects of torch and sympy. To look at them again and again
+    took half of the time of the tests of PyTorch.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
