@@ -36,6 +36,22 @@ def test_a_bound_of_exactly_the_overhead_that_is_allowed_proves_nothing() -> Non
     assert status(Fraction(1, 10) - Fraction(1, 10**30)) is Status.INFEASIBLE
 
 
-@pytest.mark.parametrize(("time", "plain", "overhead"), [(11, 10, Fraction(1, 10)), (10, 10, 0), (3, 0, 0)])
+@dataclass(frozen=True)
+class FarFromItsBound:
+    """A plan of 12 units of time, with a bound of 11."""
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        schedule = with_frees(problem.graph, ("f1", "f2", "f3", "loss", "f1", "b3", "f1", "b2", "b1"))
+        return PlanResult(Status.FEASIBLE, schedule, (Bound(11, Scope.ANY_ORDER),))
+
+
+def test_a_plan_above_the_overhead_that_is_allowed_is_no_proof_that_all_are() -> None:
+    request = asking(FarFromItsBound(), max_overhead=Fraction(1, 10)).at(4)
+    assert plan(prepared(TEN), request).status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("time", "plain", "overhead"), [(11, 10, Fraction(1, 10)), (25, 10, Fraction(3, 2)), (10, 10, 0), (3, 0, 0)]
+)
 def test_an_overhead_is_exact_and_none_where_ops_take_no_time(time: int, plain: int, overhead: Fraction) -> None:
     assert exact_overhead(time, plain) == overhead

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,18 +13,20 @@ from remat_cli.allocation.cuda import reserved_bytes
 from remat_cli.config import PlannerChoice, Request
 from remat_cli.core.allocator import CudaAllocator, Reserved
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Budget, Problem, Status
-from remat_cli.core.schedule import plain_run
-from remat_cli.core.solve import solve, with_reserved
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
+from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve, with_reserved
 from remat_cli.errors import FalseClaim, UsageError
 from remat_cli.generate.unet import UNet
+from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.planning import Planning, plan
 from remat_cli.reports.phrasing import remedies, verdict
 from remat_cli.synthesis import synthesize
 from remat_cli.units import parse_budget
 from tests.graphs import chain, small_graphs
-from tests.plans import prepared
+from tests.plans import asking, prepared
 
 MB = 1 << 20
 CUDA = CudaAllocator()
@@ -96,6 +101,37 @@ def test_a_plan_is_within_its_budget_or_refused(graph: Graph, budget: str) -> No
     assert (solution.reserved is None) == (solution.trace is None)
     if solution.reserved is not None:
         assert solution.reserved.bytes <= planning.budget_bytes
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Takes the plan of the largest peak that fits."""
+
+    plans: Mapping[int, Schedule]
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        peak = max((peak for peak in self.plans if peak <= problem.budget.device_bytes), default=None)
+        if peak is None:
+            return PlanResult(Status.UNKNOWN)
+        return PlanResult(Status.FEASIBLE, self.plans[peak])
+
+
+def test_once_a_peak_holds_larger_ones_are_tried(unet: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = baseline_of(unet).peak_bytes
+    found = [solve(Problem(unet, Budget(peak * percent // 100)), DTR()) for percent in range(60, 100, 4)]
+    plans = {each.trace.peak_bytes: each.result.schedule for each in found if each.trace and each.result.schedule}
+    peaks = sorted(plans)
+    assert len(peaks) > 5
+    holding = peaks[-2]  # of the larger peaks that hold, the search comes to the largest from below
+
+    def reserved(problem: Problem, schedule: Schedule, allocator: CudaAllocator) -> Reserved:
+        taken = simulate(unet, schedule).peak_bytes
+        return Reserved(allocator, taken if taken <= holding else 2 * peak, peak)
+
+    monkeypatch.setattr("remat_cli.planning.reserved._reserved", reserved)
+    solution = plan(prepared(unet), asking(OneOf(plans), budget=parse_budget(str(peaks[-1])), allocator=CUDA)).solution
+    assert solution.trace is not None
+    assert solution.trace.peak_bytes == holding
 
 
 def test_bytes_that_cannot_be_reserved_are_refused(unet: Graph) -> None:
