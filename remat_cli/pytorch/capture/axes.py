@@ -1,8 +1,8 @@
-"""Independent rows of torch's ops: which dimensions they carry through, and which they sum over.
+"""Independent rows of torch's ops: the dimensions that carry rows through, and those that are summed over.
 
-An unlisted op, a random op and an op with effects have none: they bound a region. DTensor has such rules for
-ranks. These also say how the constants of an op change with the rows (the shape of a view), need no process group, and
-know the kernels of the CPU.
+A region in parts needs them: each part works on some of the rows. Unlisted ops, random ops and ops with effects have no
+rows; they bound a region. DTensor has similar rules, but needs a process group. These rules also say how an op's
+constants change with the rows (the shape of a view), and know the kernels of the CPU.
 """
 
 from __future__ import annotations

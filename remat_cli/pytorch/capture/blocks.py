@@ -1,11 +1,11 @@
 """Equal blocks that follow each other in a model: torch traces few of them, and lines lead from there to all.
 
-torch's front end walks through the whole model. Its graph has all that blocks may differ in (ops and their constants,
-layouts, paths of modules, what reads what), but no backward pass: to trace that takes most of the time. Where the front
-end's graph repeats exactly, it is traced with 4, 5 and 6 of the blocks, and `lines` says what all of them would give.
+Tracing the backward pass takes most of the time. So torch's front end walks through the whole model, and finds the
+blocks whose ops, constants, layouts, module paths and inputs are equal. Then it traces the backward pass of models with
+4, 5 and 6 of these blocks, and `lines` computes the trace of the whole model.
 
-This rests on one assumption: what a trace makes of a block depends on what is in the graph, not on how many blocks came
-before. Three traces on one line bear it out. What they lead to must be a valid graph, with the whole model's inputs.
+This assumes that the trace of a block depends on the graph, not on the number of blocks before it. Three traces on one
+line bear the assumption out, and the computed trace must be a valid graph with the whole model's inputs.
 """
 
 from __future__ import annotations

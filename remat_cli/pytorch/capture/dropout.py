@@ -1,7 +1,7 @@
-"""Dropout that can run again: its mask is drawn once, and applied as often as it is wanted.
+"""Dropout that can run again: the mask is drawn once, and applied any number of times.
 
-torch draws the mask and applies it in one op, which must run only once. Applied by the op with which its backward pass
-does that, the same mask gives the same bits.
+torch draws the mask and applies it in one op, which must run only once. Here the mask is drawn alone. The op that
+applies it in torch's backward pass applies it in the forward pass, too, and gives the same bits.
 """
 
 from __future__ import annotations

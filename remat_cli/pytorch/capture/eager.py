@@ -1,8 +1,8 @@
-"""A training step as eager PyTorch runs it, on tensors without data: each op, and how long each piece of memory lives.
+"""A training step as eager PyTorch runs it, on tensors without data: each op, and the lifetime of each storage.
 
-What eager keeps for the backward pass is not what a captured graph needs: masks in wide element types, what a local
-variable still names, copies that a compiler takes out. So the peak of a step with torch's own checkpoints is read from
-the step itself. It runs on tensors without data; ops are seen below autograd, memory by the life of its storages.
+Eager keeps more for the backward pass than a captured graph: masks in wide element types, tensors that a local variable
+still names, copies that a compiler removes. So the peak of a step with torch's own checkpoints is read from the step
+itself. Ops are seen below autograd; memory is followed by the lifetimes of storages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The parts of torch without a promise of stability that remat uses: gathered here, and tried at first use.
 
-torch.compile captures forward and backward pass as one joint graph and asks a *partition function* to divide it. There
-remat reads a step, and there it hands back what runs. torch's own runtime around it takes care of what the graph leaves
-out: inputs that are views of each other, outputs that are views of inputs, autocast, guards on shapes.
+torch.compile captures forward and backward pass as one joint graph, and asks a *partition function* to divide it. remat
+reads the step in that function, and returns the two graphs of its plan. torch's own runtime handles everything outside
+the graph: inputs that are views of each other, outputs that are views of inputs, autocast, and guards on shapes.
 """
 
 from __future__ import annotations

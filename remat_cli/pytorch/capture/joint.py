@@ -1,7 +1,7 @@
 """The joint graph of a training step: the memory that each op reads and makes, and the ops that run only once.
 
-Memory is counted in *storages*: tensors that are views of each other have one. A view is no op here: it is derived anew
-wherever it is read, from the storage that is there at that time.
+Memory is counted in *storages*: tensors that are views of each other share one. A view is no op in this graph: each
+reader derives the view again from its storage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reading of a model with many blocks, extrapolated from three readings with few.
 
-What is read of a model with one block more is one stretch longer in each of its lists, and the numbers in its names
-("mm_27", "model.layers.5.mlp") are others. Where each of them lies on a line (it grows by the same from block to block,
-and from model to model), the lines are followed. Two readings give the lines, and they have to meet the third exactly.
+A *reading* is a nest of lists. One more block makes each list longer by one stretch, and changes the numbers in names
+("mm_27", "model.layers.5.mlp"). A number is on a line if it grows by the same amount from block to block, and from
+model to model. Two readings give the lines, and the third must agree exactly.
 """
 
 from __future__ import annotations

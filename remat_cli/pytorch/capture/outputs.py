@@ -1,13 +1,13 @@
 """The outputs of a captured function, and the gradients that arrive for them.
 
-torch.compile traces a tangent for every differentiable output, and fills those that do not arrive with zeros. Zeros
-cost memory and work, and parameters that eager leaves out get zeros for a gradient. So outputs without a gradient are
-captured detached. Around what runs stands one node of autograd, which sees the gradients that arrive:
+torch.compile traces a tangent for every differentiable output, and fills missing tangents with zeros. Zeros cost memory
+and work, and give zero gradients to parameters that eager leaves out. So outputs without a gradient are captured
+detached. One node of autograd stands around the captured function, and sees the gradients that arrive:
 
-- Where these are some of those that were expected, the backward pass leaves out the work of the others.
-- Where one was not expected, this backward pass runs as eager runs it, from the inputs; the next call is captured with
-  a tangent for it.
-- Where gradients are to have gradients, eager runs it, too.
+- If some of the expected gradients are missing, the backward pass leaves out their work.
+- If an unexpected gradient arrives, this backward pass runs as eager runs it, from the inputs; the next call is
+  captured with a tangent for this output.
+- If gradients need gradients themselves, eager runs the backward pass, too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Recurrent layers as ops of their own: `remat::recurrent` and `remat::recurrent_backward`, around what eager runs.
+"""Recurrent layers as ops of their own: `remat::recurrent` and `remat::recurrent_backward`, around eager's layers.
 
-Written out step by step, a layer is thousands of small ops, each started by Python. As one op it runs at eager's speed,
-with eager's kernels and so with eager's bits, and a plan keeps or recomputes it as a whole.
+Written out step by step, a layer is thousands of small ops, each started by Python. As one op it runs with eager's
+kernels, at eager's speed and with eager's bits, and a plan keeps or recomputes it as a whole.
 
-What autograd saves inside a layer is its *reserve*, as cuDNN calls it: one result of the forward op, and an operand of
-the backward op. It is an empty tensor that holds what eager would hold, without a copy. Where a plan moves it to the
-host, `remat::recurrent_flat` makes one block of bytes of it.
+The tensors that autograd saves inside a layer are its *reserve*, in cuDNN's term: one result of the forward op, and an
+operand of the backward op. The reserve is an empty tensor that holds eager's saved tensors without a copy. If a plan
+moves it to the host, `remat::recurrent_flat` copies the saved tensors into one block of bytes.
 """
 
 from __future__ import annotations

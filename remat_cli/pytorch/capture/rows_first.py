@@ -1,7 +1,7 @@
-"""A joint graph changed so that rows stay rows: no mean over them, no detour of a shape that hides them.
+"""A joint graph changed so that regions in parts find its rows: without means over rows, and without detours of shape.
 
-A mean becomes a sum that is divided, as each part can add to a sum. A pointwise op between two views is computed in the
-shape in which the values were made, so that the views cancel out.
+A mean becomes a sum and a division, as each part can add to a sum. A pointwise op between two views is computed in the
+shape of its operand before the first view, so that the views cancel out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sizes that differ between calls of one captured graph: torch has captured them as symbols.
+"""Sizes that differ between calls of one captured graph, which torch has captured as symbols.
 
-A plan is for sizes that are known. So a graph with symbols is put down once more for certain sizes, as if it had been
-captured with them: each tensor has its size there, and what is computed of sizes (a view's shape) is a *size node*,
-which has its value there and stands for the expression that gives it at other sizes.
+A plan needs known sizes. So the graph is rewritten for certain sizes, as if it had been captured with them. Every
+tensor has its size there. A value computed from sizes, such as a view's shape, is a *size node*: it has its value at
+these sizes, and stands for the expression that gives the value at others.
 """
 
 from __future__ import annotations

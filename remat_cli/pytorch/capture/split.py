@@ -1,7 +1,7 @@
-"""A joint graph with a region in parts: the ops of the region are run on some of the rows, part after part.
+"""A joint graph with a region in parts: the ops of the region run on some of the rows, part after part.
 
-A region gives rows, which each part writes into its slice of the whole, or a sum, to which each part adds: both in
-place, where the plan lets them. Of what is read of the whole, each part reads a slice, which is a view.
+A region results in rows or in sums. Each part writes its rows into a slice of the whole, and adds to the sums, both in
+place if the plan allows that. Each part reads a slice of the region's inputs, which is a view.
 """
 
 from __future__ import annotations

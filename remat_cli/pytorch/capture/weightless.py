@@ -1,8 +1,8 @@
 """A model and its inputs without memory: built on torch's meta device, then given fake tensors of a real device.
 
-Meta tensors have shapes and no data, but no kernels either: attention would fall to its written-out form. Fake tensors
-have the kernels of the device that they claim to be on. A constructor that asks a value of a tensor (`.item()`) works
-where that tensor is small and asked for on the CPU by name, as model libraries do for that very reason.
+Meta tensors have shapes but neither data nor kernels: attention would be decomposed into small ops. Fake tensors have
+the kernels of the device that they name. A constructor may read a tensor's value (`.item()`) if the tensor is small and
+created on the CPU by name, as model libraries do for this purpose.
 """
 
 from __future__ import annotations
