@@ -423,12 +423,14 @@ _SHAPES: Mapping[str, str] = {
 
 
 def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of an op that works on some of its rows: constants that depend on how many are others.
+    """Return the arguments of an op that works on some of its rows.
+
+    Constants that depend on the number of rows differ from the whole op's.
 
     Args:
         node: the op.
         axis: the axis of the cut.
-        rows: how many.
+        rows: number of rows.
     """
     name = short_name(node).removeprefix("aten.")
     args, kwargs = list(node.args), dict(node.kwargs)

@@ -71,10 +71,10 @@ class Kept:
 
     Attributes:
         storage: the memory that it is in.
-        modules: paths of the modules whose calls were under way, outermost first.
-        at: how many ops had run when it was kept.
-        asked: how many ops had run when the backward pass asked for it first; None where it never did.
-        until: the last op that ran before it was let go.
+        modules: paths of the modules whose calls were running, outermost first.
+        at: number of ops that had run when autograd kept it.
+        asked: number of ops that had run when the backward pass first asked for it; None if it never did.
+        until: last op before it was freed.
     """
 
     storage: str

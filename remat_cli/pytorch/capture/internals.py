@@ -449,9 +449,9 @@ def divided_by(
 
 
 class _Divided:
-    """Runs a module as divided.
+    """Runs a module by the two graphs that its joint graph was divided into.
 
-    It is traced again where other outputs get gradients than were expected, and where sizes that depend on data differ.
+    The module is traced again if other outputs get gradients, or if data-dependent sizes differ.
     """
 
     def __init__(

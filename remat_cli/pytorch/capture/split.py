@@ -76,9 +76,10 @@ def row_ops(graph: fx.Graph) -> tuple[list[RowOp], dict[str, int]]:
 
 
 def _label_ops(graph: fx.Graph) -> set[fx.Node]:
-    """Return ops on labels and masks alone: run whole, they are there before any part of a region needs them.
+    """Return the ops that read labels and masks alone.
 
-    A loss is divided by the number of its labels, which would have all parts wait for each other.
+    They run whole, before the region: a loss is divided by the number of its labels, and every part would wait for all
+    others.
     """
     found: set[fx.Node] = set()
     for node in graph.nodes:

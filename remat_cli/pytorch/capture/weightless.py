@@ -29,10 +29,10 @@ _MOVES = {torch.Tensor.to: None, torch.Tensor.cuda: "cuda", torch.Tensor.cpu: "c
 
 
 class Weightless(TorchFunctionMode):
-    """Lets torch make tensors without data, whatever device is asked for.
+    """Lets torch create tensors without data on any device.
 
     Attributes:
-        device_type: the last kind of device other than the CPU that was asked for; None where none was.
+        device_type: last requested type of device other than the CPU; None before the first.
     """
 
     def __init__(self) -> None:
