@@ -235,7 +235,12 @@ class FromFile(ScheduleSource):
         graph = graph_of(joint, _NAME)
         check_structure(graph, self.file.structure or {}, str(self.path))
         # Whether a step holds does not depend on how fast the link is.
-        trace = simulate(graph, self.file.schedule, link=Link(Fraction(1)))
+        link = Link(Fraction(1))
+        peak = simulate(graph, self.file.schedule, link=link).peak_bytes
+        # The graph here has no optimizer; the file's may have counted its state.
+        state_bytes = max(0, int(self.file.figures.get("peak_bytes", peak)) - peak)
+        graph = graph.edited(resident_bytes=graph.resident_bytes + state_bytes).checked()
+        trace = simulate(graph, self.file.schedule, link=link)
         planned = PlannedGraph.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
         return replace(planned, overhead=self.file.overhead or 0.0)

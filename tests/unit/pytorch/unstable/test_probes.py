@@ -22,7 +22,6 @@ from remat_cli.pytorch.unstable import (
     ops,
     probes,
     pytree,
-    resizes,
     tensors,
 )
 from remat_cli.pytorch.unstable.masks import packing_looked_for
@@ -44,7 +43,7 @@ BROKEN: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "a backward pass does not tell its nodes or its end": (autograd, "_current_node", none),
     "tensors do not say whether they share memory or have changed": (tensors, "key_of", lambda storage: 0),
     "arguments of Tensor.to are read otherwise": (tensors, "moved_to", lambda *_: (None, None)),
-    "storages change their size unseen": (resizes, "_resize", none),
+    "storages change their size unseen": (probes, "tell_of_resizes", none),
     "ops declare their arguments otherwise": (ops, "name_of", lambda op: "add"),
     "calls of modules cannot be replaced": (modules, "set_call_instead", none),
     "modules keep their parameters and buffers elsewhere": (modules, "own_tensors", lambda module: ({}, {})),
