@@ -84,7 +84,7 @@ def tell() -> None:
             sys.stderr.flush()
 
 
-def is_under_way() -> bool:
+def was_interrupted() -> bool:
     """Whether this process was interrupted, and has noticed."""
     return _has_interrupted
 

@@ -127,19 +127,19 @@ class BudgetSpec:
             return f"{float(self.share) * 100:g}%{' of activations' if self.of_activations else ''}"
         return format_bytes(self.device_bytes or 0)
 
-    def bytes_of(self, plain_peak_bytes: int, beside_bytes: int, activation_bytes: int) -> int:
+    def bytes_of(self, plain_peak_bytes: int, other_bytes: int, activation_bytes: int) -> int:
         """Return the budget in bytes, rounded down.
 
         Args:
             plain_peak_bytes: peak of the graph's plain run.
-            beside_bytes: parameters, gradients, optimizer state and inputs.
+            other_bytes: parameters, gradients, optimizer state and inputs.
             activation_bytes: peak of the plain run's other memory.
 
         Raises:
             ValueError: "min" has no size.
         """
         if self.share is not None and self.of_activations:
-            return beside_bytes + int(self.share * activation_bytes)
+            return other_bytes + int(self.share * activation_bytes)
         if self.share is not None:
             return int(self.share * plain_peak_bytes)
         if self.device_bytes is None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from remat_cli.planners.acg.division_tree import ComputationGraph
+from remat_cli.planners.published.acg.division_tree import ComputationGraph
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.plan.choice import ScheduleSource
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.run.call import PlannedCall
 
 Case = Callable[[], Any]
@@ -296,10 +296,10 @@ CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, 
 class Plain(ScheduleSource):
     """The plain run: every op once, in the order of the joint graph."""
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         del captured, modules
         graph = graph_of(joint, "step")
-        return PlannedGraph.of(graph, plain_run(graph), simulate(graph, plain_run(graph)))
+        return GraphRecord.of(graph, plain_run(graph), simulate(graph, plain_run(graph)))
 
 
 @dataclass(frozen=True)
@@ -312,23 +312,23 @@ class Again(ScheduleSource):
 
     naive: bool = False
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = with_frees(graph, run_again(graph, naive=self.naive))
         judged = plain_run(graph) if self.naive else schedule
-        return PlannedGraph.of(graph, schedule, simulate(graph, judged))
+        return GraphRecord.of(graph, schedule, simulate(graph, judged))
 
 
 @dataclass(frozen=True)
 class Moved(ScheduleSource):
     """Moves to the host, while nobody reads it, all that the forward pass makes and the backward pass reads."""
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = moved(graph)
-        return PlannedGraph.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+        return GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def moved(graph: Graph) -> Schedule:

@@ -23,7 +23,7 @@ _WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
 _STEPS_AT_ONCE, _BUFFERS_AT_ONCE = 50_000, 10_000_000
 # Least steps of a turn for each buffer; new searches in a turn.
 _LEAST_STEPS, _RESTARTS = 2, 16
-_WAYS = (kernel.BY_OFFSET, kernel.LOWEST, kernel.FEWEST)
+_RULES = (kernel.BY_OFFSET, kernel.LOWEST, kernel.FEWEST)
 # Standard deviations for shuffling ranks: of their logarithms, and as a share of the buffers.
 _STRETCH, _SHIFT = 0.3, 0.03
 
@@ -39,7 +39,7 @@ class ExactSearch:
     """
 
     def __init__(
-        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, way: int = kernel.BY_OFFSET
+        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, rule: int = kernel.BY_OFFSET
     ) -> None:
         """Prepare the search.
 
@@ -48,7 +48,7 @@ class ExactSearch:
             capacity: size of the arena, in units; no buffer is larger.
             order: [buffers] order of buffers that may begin at the same offset.
             near: `neighbours` of the instance.
-            way: place buffers by ascending offset; or fill the lowest section first, or the place that the fewest
+            rule: place buffers by ascending offset; or fill the lowest section first, or the place that the fewest
                 buffers can fill. The last two leave more room empty in each pass.
         """
         self.offsets: Ints | None = None
@@ -57,7 +57,7 @@ class ExactSearch:
         self.is_proof = False
         self._capacity, self._near = capacity, near
         self._instance, self._order = instance, order
-        self._way, self._skips = way, 0
+        self._rule, self._skips = rule, 0
         self._state = self._first_state()
 
     def go_on(self, steps: int) -> None:
@@ -76,7 +76,7 @@ class ExactSearch:
 
     def _first_state(self) -> State:
         state = _first_state(self._instance, self._order, len(self._near.other))
-        state.values[kernel.WAY], state.values[kernel.MOST_SKIPS] = self._way, self._skips
+        state.values[kernel.RULE], state.values[kernel.MOST_SKIPS] = self._rule, self._skips
         return state
 
 
@@ -103,8 +103,8 @@ class ExactSearches:
         self._instance, self._capacity = instance, capacity
         self._near = neighbours(instance)
         self._random = np.random.default_rng(seed)
-        self._kinds = list(product(orders(instance), _WAYS))
-        self._resumed = [self._search(order, way) for order, way in self._kinds]
+        self._kinds = list(product(orders(instance), _RULES))
+        self._resumed = [self._search(order, rule) for order, rule in self._kinds]
         self._turn = 0
 
     @property
@@ -138,23 +138,23 @@ class ExactSearches:
         self.offsets, self.is_proof = search.offsets, search.is_proof
         return max(1, search.steps - before)
 
-    def _search(self, order: Ints, way: int) -> ExactSearch:
-        return ExactSearch(self._instance, self._capacity, order, self._near, way)
+    def _search(self, order: Ints, rule: int) -> ExactSearch:
+        return ExactSearch(self._instance, self._capacity, order, self._near, rule)
 
     def _restarts(self, kind: int, steps: int) -> Iterator[tuple[ExactSearch, int]]:
         """Yield searches in shuffled orders, each with its number of steps.
 
         A search that fills the place of the fewest buffers ends soon or hardly ever: many short ones share the steps.
         """
-        order, way = self._kinds[kind]
+        order, rule = self._kinds[kind]
         count = len(order)
-        most = max(_LEAST_STEPS * count, steps // _RESTARTS) if way == kernel.FEWEST else steps
+        most = max(_LEAST_STEPS * count, steps // _RESTARTS) if rule == kernel.FEWEST else steps
         for _ in range(steps // most):
             ranks = np.empty(count)
             ranks[order] = np.arange(count)
             stretched = ranks * np.exp(_STRETCH * self._random.standard_normal(count))
             shifted = stretched + count * _SHIFT * self._random.standard_normal(count)
-            yield self._search(np.argsort(shifted, kind="stable"), way), most
+            yield self._search(np.argsort(shifted, kind="stable"), rule), most
 
 
 def neighbours(instance: Instance) -> Neighbours:

@@ -33,7 +33,7 @@ START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED
 CEILING, OLD_LEAST, OLD_FLOOR, CORNER, SKIPS, ROWS_OF_FRAME = range(11, 17)
 OF, VALUE = range(2)
 LEAST_OF, SIZE_OF = range(2)
-DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, WAY, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
+DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, RULE, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
 
 
 class Neighbours(NamedTuple):
@@ -114,7 +114,7 @@ def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
 
     False means that nothing is left to try.
     """
-    buffer = _next(s, depth) if s.values[WAY] == BY_OFFSET else _next_at_corner(near, s, depth)
+    buffer = _next(s, depth) if s.values[RULE] == BY_OFFSET else _next_at_corner(near, s, depth)
     if buffer == -1:
         back = s.frames[BACK, depth]
         if back < 0:
@@ -136,9 +136,9 @@ def _step(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
 @compiled
 def _enter(near: Neighbours, s: State, depth: int, capacity: int) -> None:
     """Begin a step."""
-    if s.values[WAY] == BY_OFFSET:
+    if s.values[RULE] == BY_OFFSET:
         _enter_group(s, depth)
-    elif s.values[WAY] == LOWEST:
+    elif s.values[RULE] == LOWEST:
         _enter_corner(s, depth)
     else:
         _enter_fewest(near, s, depth, capacity)
@@ -219,7 +219,7 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
             _raise_least(s, other, top)
             s.sections[STAMP, s.buffers[LOWER, other] : s.buffers[UPPER, other]] = stamp
     # The fewest come first at any height: of later offsets nothing is known.
-    least = 0 if s.values[WAY] == FEWEST else offset
+    least = 0 if s.values[RULE] == FEWEST else offset
     return fits and _fit_sections(near, s, depth, least, top, capacity, stamp)
 
 
@@ -233,7 +233,7 @@ def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int,
         load = s.sections[LOAD, section]
         if load > 0:
             if s.sections[STAMP, section] == stamp:
-                if s.values[WAY] == LOWEST:
+                if s.values[RULE] == LOWEST:
                     least = _least_left(near, s, section, offset, capacity)
                 else:
                     least = _least_above(near, s, section, top, capacity)

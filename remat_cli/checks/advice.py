@@ -83,7 +83,7 @@ def budget_offer(prepared: Prepared, refusal: Solution, request: Request, observ
     return best
 
 
-def _closest(refusal: Solution, beside_bytes: int) -> int:
+def _closest(refusal: Solution, uncounted_bytes: int) -> int:
     """Return the smallest known budget of a run, or 0.
 
     Bytes beside an arena are left out.
@@ -92,7 +92,7 @@ def _closest(refusal: Solution, beside_bytes: int) -> int:
         return refusal.closest_arena_bytes
     if refusal.closest_reserved_bytes is not None:
         return refusal.closest_reserved_bytes
-    return 0 if refusal.closest is None else refusal.closest.peak_bytes - beside_bytes
+    return 0 if refusal.closest is None else refusal.closest.peak_bytes - uncounted_bytes
 
 
 def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:

@@ -323,7 +323,7 @@ class _Check:
             better = "another order of the same runs" if overhead == 0 else _plan_in_words(overhead)
             remedies.append(f"replace it by 'budget: {written(limit)}', where {better} fits")
         peak = format_bytes(plain.peak_bytes - request.outside_arena(graph))
-        reason = f"the plain run peaks at {peak}{_beside(planning)}, above max_peak {format_bytes(limit)}"
+        reason = f"the plain run peaks at {peak}{_uncounted(planning)}, above max_peak {format_bytes(limit)}"
         if planning.solution.closest_arena_bytes is not None:
             reason = _fragmentation(planning.solution, request.outside_arena(graph))
         elif planning.solution.closest_reserved_bytes is not None:
@@ -448,7 +448,7 @@ def _why_nothing_fits(planning: Planning) -> str:
     graph, least = solution.problem.graph, solution.working_set
     outside_bytes = planning.request.outside_arena(graph)
     budget = solution.problem.budget.device_bytes - outside_bytes
-    size = format_bytes(budget) + _beside(planning)
+    size = format_bytes(budget) + _uncounted(planning)
     if budget < graph.fixed_bytes - outside_bytes:
         meant = meant_as_share(budget, solution.baseline.peak_bytes - outside_bytes)
         always = f"{format_bytes(graph.fixed_bytes - outside_bytes)} are in memory from start to end"
@@ -465,14 +465,14 @@ def _why_nothing_fits(planning: Planning) -> str:
     return f"no plan was found that fits {size}; that there is none is not proven"
 
 
-def _beside(planning: Planning) -> str:
+def _uncounted(planning: Planning) -> str:
     resident = planning.request.outside_arena(planning.prepared.graph)
     return f" beside {format_bytes(resident)} of resident bytes" if resident else ""
 
 
-def _fragmentation(refusal: Solution, beside_bytes: int) -> str:
+def _fragmentation(refusal: Solution, uncounted_bytes: int) -> str:
     """Return why there is no arena although the sum fits."""
-    limit, smallest = refusal.problem.budget.device_bytes - beside_bytes, refusal.closest_arena_bytes
+    limit, smallest = refusal.problem.budget.device_bytes - uncounted_bytes, refusal.closest_arena_bytes
     assert smallest is not None
     return (
         f"the sum fits {format_bytes(limit)}, but no arena of that size was found: fragmentation costs "

@@ -20,7 +20,7 @@ from remat_cli.config import (
     with_paths_from,
 )
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import graph_beside
+from remat_cli.formats.functions import graph_next_to
 from remat_cli.settings import Said, Settings, over, setting
 from remat_cli.units import parse_bytes, parse_share
 
@@ -172,7 +172,7 @@ def _model(document: Document, line: int, defaults: _Section, above: Said, folde
     request = replace(request, planner=planner)
     # Without a budget there is no plan, and so nothing to offload.
     (request if request.budget is not None else replace(request, offload=False)).check(here.place(()))
-    model = graph_beside(folder, keys["path"])
+    model = graph_next_to(folder, keys["path"])
     return ModelCheck(
         name=name,
         path=model,

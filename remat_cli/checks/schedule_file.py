@@ -201,7 +201,7 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
         hint = hint if broken else meant or "plan again with this budget"
         above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
         broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
-    broken.extend(_reserved_otherwise(file, prepared, budget))
+    broken.extend(_other_reserved(file, prepared, budget))
     arena = _arena_above(file, prepared, budget)
     if arena is not None:
         broken.append(arena)
@@ -227,7 +227,7 @@ def _arena_above(file: ScheduleFile, prepared: Prepared, budget: int | None) -> 
     return f"the arena of {file.arena.bytes} bytes, beside {resident} resident ones, is above the budget of {budget}"
 
 
-def _reserved_otherwise(file: ScheduleFile, prepared: Prepared, budget: int | None) -> Iterator[str]:
+def _other_reserved(file: ScheduleFile, prepared: Prepared, budget: int | None) -> Iterator[str]:
     """Yield faults in the reserved bytes that a schedule file claims."""
     if file.allocator is None:
         return

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from remat_cli import __version__
-from remat_cli.cli.stdin import told
+from remat_cli.cli.stdin import with_stdin_named
 from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
 from remat_cli.errors import ExitCode, RematError
 from remat_cli.interruption import (
@@ -239,6 +239,6 @@ def _fail(message: str, hint: str, code: int) -> NoReturn:
 
 
 def _shown(text: str, longest: int = 2000) -> str:
-    text = told(text)
+    text = with_stdin_named(text)
     visible = "".join(char if char.isprintable() or char == "\n" else "�" for char in text[: longest + 1])
     return visible if len(text) <= longest else visible[:longest] + "..."

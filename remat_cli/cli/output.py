@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat_cli.cli.help import OUTPUT, SectionedOption
-from remat_cli.cli.stdin import told
+from remat_cli.cli.stdin import with_stdin_named
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
@@ -117,7 +117,7 @@ class Output:
         console = _console(to_stderr=True)
         heed_a_request_that_waits()
         for note in notes:
-            console.print(f"note: {clean(told(note))}", markup=False, soft_wrap=True)
+            console.print(f"note: {clean(with_stdin_named(note))}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:

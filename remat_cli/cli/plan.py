@@ -110,7 +110,7 @@ def command(
             if prepared_with is None:
                 planning = plan(prepared, request, Timed(observe, watch))
             else:
-                planning = plan_split(prepared_with, request, Timed(observe, watch)).told
+                planning = plan_split(prepared_with, request, Timed(observe, watch)).noted
     with watch.stage("writing"):
         if output is not None:
             streams.write(output, planning.schedule_file)

@@ -74,6 +74,6 @@ def in_a_call(path: Path) -> Path:
     return Path("-") if is_stdin(path) else path
 
 
-def told(text: str) -> str:
+def with_stdin_named(text: str) -> str:
     """Replace the path of stdin's file by "stdin" in a text for people."""
     return text if _copy is None else text.replace(str(_copy), _CALLED.name)

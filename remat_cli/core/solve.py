@@ -75,7 +75,7 @@ class Solution:
     closest_reserved_bytes: int | None = None
 
     @property
-    def beside_bytes(self) -> int:
+    def uncounted_bytes(self) -> int:
         """Bytes that the user's budget does not count.
 
         These are the resident bytes if the budget is that of an arena.
@@ -182,16 +182,16 @@ class Activations:
     """The plain run's memory, divided into activations and the rest.
 
     Attributes:
-        beside_bytes: parameters, gradients, optimizer state and inputs.
+        other_bytes: parameters, gradients, optimizer state and inputs.
         bytes: the peak of the activations.
     """
 
-    beside_bytes: int
+    other_bytes: int
     bytes: int
 
     def share(self, budget_bytes: int) -> Fraction:
         """Return the share of the activations that fits this budget."""
-        return Fraction(budget_bytes - self.beside_bytes, max(1, self.bytes))
+        return Fraction(budget_bytes - self.other_bytes, max(1, self.bytes))
 
 
 @lru_cache(maxsize=4)
@@ -222,7 +222,7 @@ def bytes_of_budget(budget: BudgetSpec, graph: Graph, leaving_out: int = 0) -> i
     """
     activations = activations_of(graph) if budget.of_activations else Activations(0, 0)
     peak = baseline_of(graph).peak_bytes - leaving_out
-    return budget.bytes_of(peak, max(0, activations.beside_bytes - leaving_out), activations.bytes)
+    return budget.bytes_of(peak, max(0, activations.other_bytes - leaving_out), activations.bytes)
 
 
 def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -> Solution:

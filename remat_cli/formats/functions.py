@@ -44,7 +44,7 @@ def file_of(path: Path) -> Path:
     return Path(parts(str(path))[0]) if names_function(path) and ".py:" in str(path) else path
 
 
-def graph_beside(folder: Path, graph: str) -> Path:
+def graph_next_to(folder: Path, graph: str) -> Path:
     """Return GRAPH as a file in `folder` names it: a path is relative to that folder, a module is found as ever."""
     path, match = folder / graph, _REFERENCE.fullmatch(graph)
     of_module = match is not None and not match["where"].endswith(".py")

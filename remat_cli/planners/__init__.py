@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remat_cli.core.problem import Planner
-from remat_cli.planners.acg.planner import ACG
 from remat_cli.planners.annealing.planner import Annealing
 from remat_cli.planners.auto.planner import Auto
-from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
-from remat_cli.planners.lower_sets.exhaustive import Exhaustive
 from remat_cli.planners.min_cut.planner import MinCut
-from remat_cli.planners.moccasin.planner import Moccasin
 from remat_cli.planners.offload.planner import Offloading
 from remat_cli.planners.pofo.planner import Pofo
+from remat_cli.planners.published.acg.planner import ACG
+from remat_cli.planners.published.checkmate.planner import Checkmate, CheckmateLP
+from remat_cli.planners.published.lower_sets.chen import Chen
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP, ExactDP
+from remat_cli.planners.published.lower_sets.exhaustive import Exhaustive
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shortest_path.planner import ShortestPath

@@ -57,7 +57,7 @@ class SplitPlanning:
     bound_by: str = ""
 
     @property
-    def told(self) -> Planning:
+    def noted(self) -> Planning:
         """The planning, with notes on the effect of splitting."""
         plain = self.whole.solution.baseline
         if self.cuts:

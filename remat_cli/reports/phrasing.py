@@ -123,7 +123,7 @@ def share_of_plain_peak(budget_bytes: int, plain_peak_bytes: int, graph: Graph) 
     """
     share = f"{format_share(budget_bytes / max(1, plain_peak_bytes))} of the plain peak"
     activations = activations_of(graph)
-    if not _says_more(activations) or budget_bytes < activations.beside_bytes:
+    if not _says_more(activations) or budget_bytes < activations.other_bytes:
         return share
     return f"{share}, {format_share(activations.share(budget_bytes))} of activations"
 
@@ -133,7 +133,7 @@ def _says_more(activations: Activations) -> bool:
 
     They do if activations are the smaller part.
     """
-    return 0 < activations.bytes < activations.beside_bytes
+    return 0 < activations.bytes < activations.other_bytes
 
 
 def smallest_budget(search: SmallestBudget) -> str:
@@ -183,7 +183,7 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     """
     if solution.trace is not None:
         return []
-    outside_bytes = solution.beside_bytes
+    outside_bytes = solution.uncounted_bytes
     meant = meant_as_share(
         solution.problem.budget.device_bytes - outside_bytes, solution.baseline.peak_bytes - outside_bytes
     )
@@ -212,11 +212,11 @@ def _budget_that_fits(solution: Solution) -> str:
         size = solution.closest_reserved_bytes
         return f"The least reserved is {format_bytes(size)}: plan with --budget {size}, or with --budget min."
     if solution.closest is None:
-        least = format_bytes(solution.working_set.bytes - solution.beside_bytes)
+        least = format_bytes(solution.working_set.bytes - solution.uncounted_bytes)
         return f"A budget below {least} never fits; `remat budget` searches for the smallest that does."
     peak, activations = solution.closest.peak_bytes, activations_of(solution.problem.graph)
     if solution.has_addresses:
-        most = peak - solution.beside_bytes
+        most = peak - solution.uncounted_bytes
         return (
             f"The smallest sum found is {format_bytes(most)}, beside resident bytes; an arena is no smaller: plan with "
             f"--budget {most}, or with --budget min."

@@ -188,9 +188,9 @@ def _connected(graph: _Graph, members: dict[str, Axis], seed: str) -> dict[str, 
     reached, front = {seed}, [seed]
     while front:
         op = graph.op[front.pop()]
-        around = [*(graph.maker[value] for value in op.reads if value in graph.maker)]
-        around += [reader for value in op.makes for reader in graph.readers.get(value, ())]
-        for other in around:
+        neighbours = [*(graph.maker[value] for value in op.reads if value in graph.maker)]
+        neighbours += [reader for value in op.makes for reader in graph.readers.get(value, ())]
+        for other in neighbours:
             if other.name in members and other.name not in reached:
                 reached.add(other.name)
                 front.append(other.name)

@@ -58,11 +58,11 @@ def annotate_saves(graph: Draft, operators: Mapping[str, Operator]) -> tuple[Dra
         saved = _with_copies(saved_for_backward(operator, rule, needed.positions), copies.get(op.name, {}))
         new_statistics = _statistics(op, saved, names)
         statistics += new_statistics
-        made_names = tuple(tensor.name for tensor in new_statistics)
+        new_names = tuple(tensor.name for tensor in new_statistics)
         own = {*op.inputs, *op.outputs}  # parameters and constants are operands, but no tensors of the graph
         kept = tuple(value.name for value in saved.operands if value.name in own)
         ops.append(
-            op.edited(outputs=(*op.outputs, *made_names), saves=(*kept, *made_names), grad_inputs=needed.activations)
+            op.edited(outputs=(*op.outputs, *new_names), saves=(*kept, *new_names), grad_inputs=needed.activations)
         )
         if not rule.known:
             guessed.append(op.name)

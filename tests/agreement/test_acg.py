@@ -9,8 +9,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
-from remat_cli.planners.acg.solver import StoredChoice, StoredSets
+from remat_cli.planners.published.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
+from remat_cli.planners.published.acg.solver import StoredChoice, StoredSets
 
 Set = frozenset[int]
 Edges = frozenset[tuple[int, int]]

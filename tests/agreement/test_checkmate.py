@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Problem, Scope, Status
 from remat_cli.core.solve import solve
-from remat_cli.planners.checkmate.options import RoundingRule, SolverName
-from remat_cli.planners.checkmate.planner import Checkmate, CheckmateLP
+from remat_cli.planners.published.checkmate.options import RoundingRule, SolverName
+from remat_cli.planners.published.checkmate.planner import Checkmate, CheckmateLP
 from tests.graphs import problems, scaled, small_graphs, training_graphs
 from tests.oracle import least_time
-from tests.unit.planners.checkmate.test_mip import each_solver
+from tests.unit.planners.published.checkmate.test_mip import each_solver
 
 GRAPHS = small_graphs(max_ops=7) | training_graphs(max_forward_ops=3)
 SMALLER_GRAPHS = small_graphs(max_ops=6) | training_graphs(max_forward_ops=2)

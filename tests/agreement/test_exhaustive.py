@@ -11,10 +11,10 @@ from remat_cli.core.problem import Budget, Observer, Planner, Problem, Scope, St
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import PlannerRefuses
-from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
-from remat_cli.planners.lower_sets.exhaustive import Chains, Exhaustive
-from remat_cli.planners.lower_sets.options import BudgetModel, Strategy
+from remat_cli.planners.published.lower_sets.chen import Chen
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP, ExactDP
+from remat_cli.planners.published.lower_sets.exhaustive import Chains, Exhaustive
+from remat_cli.planners.published.lower_sets.options import BudgetModel, Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
 from tests.graphs import problems, training_chain, training_graphs, training_unet
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
-from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.exhaustive import Chains
-from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
-from remat_cli.planners.lower_sets.options import Strategy
-from remat_cli.planners.lower_sets.transitions import Steps
+from remat_cli.planners.published.lower_sets.dp import LowerSetDP
+from remat_cli.planners.published.lower_sets.exhaustive import Chains
+from remat_cli.planners.published.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.published.lower_sets.options import Strategy
+from remat_cli.planners.published.lower_sets.transitions import Steps
 from remat_cli.planners.shared.forward_part import ForwardPart
 
 Set = frozenset[int]

@@ -15,8 +15,8 @@ from remat_cli.core.schedule import with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import InvalidSchedule
-from remat_cli.planners.moccasin.options import FirstRuns
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.published.moccasin.options import FirstRuns
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from tests.graphs import problems, scaled, small_graphs, training_chain, training_graphs, training_unet
 from tests.oracle import least_time
 

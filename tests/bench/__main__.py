@@ -25,9 +25,9 @@ from remat_cli.core.solve import baseline_of, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.formats import read_graph
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
-from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.published.lower_sets.dp import LowerSetDP
+from remat_cli.planners.published.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.published.lower_sets.options import Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.prepare import prepare
 from remat_cli.training import training_graph

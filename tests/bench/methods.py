@@ -14,10 +14,10 @@ from rich.table import Table
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.solve import baseline_of, solve
 from remat_cli.generate.chain import Chain as ChainOfOps
-from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree
-from remat_cli.planners.acg.solver import StoredSets
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.pofo.dp import PofoTable
+from remat_cli.planners.published.acg.division_tree import ComputationGraph, DivisionTree
+from remat_cli.planners.published.acg.solver import StoredSets
 from remat_cli.planners.rotor.dp import RotorTable
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from remat_cli.core.problem import Planner
-from remat_cli.planners.checkmate.planner import Checkmate
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.published.checkmate.planner import Checkmate
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
-from tests.bench.scale import Planning, measure
+from tests.bench.scale import PlanningRun, measure
 
 # Ours are run up to this many ops: the published models grow with the square of the number of ops.
 _MOST_FOR_CHECKMATE = 400
@@ -90,12 +90,12 @@ def _paper(figures: tuple[float, float] | None) -> str:
 def _cell(path: Path, planner: Planner | None, share: float) -> str:
     if planner is None:
         return ""
-    result: Planning = measure(path, planner, share)
+    result: PlanningRun = measure(path, planner, share)
     overhead = "-" if result.overhead is None else f"{100 * result.overhead:.2f}"
     return f"{overhead}{'*' if result.status == 'optimal' else _bound(result)}  {result.seconds:.0f} s"
 
 
-def _bound(result: Planning) -> str:
+def _bound(result: PlanningRun) -> str:
     """Return the proven bound on the overhead, where there is one worth telling."""
     if result.overhead is None or result.gap is None or result.overhead - result.gap < 5e-5:
         return ""

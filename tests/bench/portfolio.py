@@ -17,9 +17,9 @@ from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.published.lower_sets.chen import Chen
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.prepare import prepare

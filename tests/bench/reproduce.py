@@ -19,12 +19,12 @@ from rich.table import Table
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, Problem
 from remat_cli.formats import read_graph
-from remat_cli.planners.lower_sets.chain_plans import ChainPlans
-from remat_cli.planners.lower_sets.chen import prefixes_at_cuts, segments
-from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
-from remat_cli.planners.lower_sets.families import LowerSets, all_lower_sets, pruned_family
-from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.published.lower_sets.chain_plans import ChainPlans
+from remat_cli.planners.published.lower_sets.chen import prefixes_at_cuts, segments
+from remat_cli.planners.published.lower_sets.dp import LowerSetDP
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.published.lower_sets.families import LowerSets, all_lower_sets, pruned_family
+from remat_cli.planners.published.lower_sets.options import Strategy
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.planning import plan
 from remat_cli.training import training_graph

@@ -34,8 +34,8 @@ from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
 from remat_cli.generate.unet import UNet
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.synthesis import synthesize
 from remat_cli.units import format_bytes, format_share
@@ -81,7 +81,7 @@ class Handling:
 
 
 @dataclass(frozen=True)
-class Planning:
+class PlanningRun:
     """What a planner took and found.
 
     Attributes:
@@ -109,17 +109,17 @@ def in_own_process(call: Callable[P, Result], *args: P.args, **kwargs: P.kwargs)
         return pool.submit(call, *args, **kwargs).result()
 
 
-def measure(path: Path, planner: Planner, share: float = BUDGET_SHARE) -> Planning:
+def measure(path: Path, planner: Planner, share: float = BUDGET_SHARE) -> PlanningRun:
     """Plan the graph in the file, in a process of its own, at a share of the plain run's peak."""
     return in_own_process(_plan, path, planner, share)
 
 
-def _plan(path: Path, planner: Planner, share: float) -> Planning:
+def _plan(path: Path, planner: Planner, share: float) -> PlanningRun:
     graph = read_graph(path).graph
     problem = Problem(graph, Budget(int(share * baseline_of(graph).peak_bytes)))
     start = perf_counter()
     solution, cpu_seconds = _cpu_timed(solve, problem, planner)
-    return Planning(
+    return PlanningRun(
         ops=len(graph.ops),
         seconds=perf_counter() - start,
         cpu_seconds=cpu_seconds,
@@ -192,7 +192,7 @@ def _handling_table(rows: Sequence[Handling]) -> Table:
     return table
 
 
-def _planning_table(name: str, rows: Sequence[Planning]) -> Table:
+def _planning_table(name: str, rows: Sequence[PlanningRun]) -> Table:
     table = _table(f"{name} at {BUDGET_SHARE:.0%} of the plain peak", ("ops", *_PLANNING))
     for row in rows:
         table.add_row(f"{row.ops:,}", *_planning_cells(row))
@@ -217,7 +217,7 @@ def _others_table(path: Path) -> Table:
 _PLANNING = ("status", "overhead", "gap", "seconds", "CPU s", "memory")
 
 
-def _planning_cells(row: Planning) -> Iterator[str]:
+def _planning_cells(row: PlanningRun) -> Iterator[str]:
     yield row.status
     yield from ("" if share is None else format_share(share) for share in (row.overhead, row.gap))
     yield from (f"{row.seconds:.2f}", f"{row.cpu_seconds:.2f}", format_bytes(row.memory_bytes))

@@ -26,7 +26,7 @@ GRAPH = GRAPHS / "skip_chain.json"
 SCRIPT = """
 import sys, time
 from remat_cli.cli import main
-from remat_cli.planners.lower_sets.search import LowerSetSearch
+from remat_cli.planners.published.lower_sets.search import LowerSetSearch
 
 def go_on(*_):
     print("planned", flush=True)

@@ -15,7 +15,7 @@ from remat_cli.cli.comparison_options import with_short_limit
 from remat_cli.config import PlannerChoice
 from remat_cli.core.problem import Observer, PlanResult, Problem
 from remat_cli.formats.native import graph_bytes
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from tests.cli.calls import Remat
 from tests.graphs import chain, training_chain
 from tests.unit.formats.onnx.models import Model, float_input, node

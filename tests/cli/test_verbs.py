@@ -632,7 +632,7 @@ def test_ctrl_c_before_anything_was_found_ends_with_130(
 def test_ctrl_c_keeps_the_best_plan_until_then(
     remat: Remat, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remat_cli.planners.lower_sets.search import LowerSetSearch
+    from remat_cli.planners.published.lower_sets.search import LowerSetSearch
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

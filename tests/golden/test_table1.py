@@ -14,8 +14,8 @@ import pytest
 
 from remat_cli.core.graph import Graph, Kind
 from remat_cli.formats import read_graph
-from remat_cli.planners.lower_sets.dp import LowerSetDP
-from remat_cli.planners.lower_sets.families import pruned_family
+from remat_cli.planners.published.lower_sets.dp import LowerSetDP
+from remat_cli.planners.published.lower_sets.families import pruned_family
 from remat_cli.planners.shared.forward_part import ForwardPart
 from remat_cli.training.derive import training_graph
 from tests.places import GRAPHS

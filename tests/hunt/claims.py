@@ -11,8 +11,8 @@ from remat_cli.core.schedule import Schedule
 from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.moccasin.options import FirstRuns
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.published.moccasin.options import FirstRuns
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.retention.options import OrderChoice
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.testing.contract import starved, starved_options

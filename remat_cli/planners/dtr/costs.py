@@ -81,7 +81,7 @@ class NeighbourhoodCosts(EvictionCosts):
             return False
         enough = _RAISE * self.values[tensor]
         total = self._own[tensor]
-        for cost in self._costs_around(tensor):
+        for cost in self._neighbour_costs(tensor):
             total += cost
             if total > enough:
                 break
@@ -91,7 +91,7 @@ class NeighbourhoodCosts(EvictionCosts):
         return True
 
     @abstractmethod
-    def _costs_around(self, tensor: int) -> Iterator[float]:
+    def _neighbour_costs(self, tensor: int) -> Iterator[float]:
         """Yield the costs of the neighbourhood of `tensor`."""
 
 
@@ -134,7 +134,7 @@ class RegionCosts(NeighbourhoodCosts):
         self._doubt()
         self.values[cheaper] = self._own[cheaper]
 
-    def _costs_around(self, tensor: int) -> Iterator[float]:
+    def _neighbour_costs(self, tensor: int) -> Iterator[float]:
         for neighbours in self._walks:
             yield from (self._costs[near] for near in self._reached(tensor, neighbours) if self._is_lost[near])
 
@@ -169,7 +169,7 @@ class ClassCosts(NeighbourhoodCosts):
     def lost(self, tensor: int) -> None:
         """Unite `tensor` and the classes around it."""
         super().lost(tensor)
-        classes = self._classes_around(tensor)
+        classes = self._neighbour_classes(tensor)
         node = len(self._parent)
         self._node[tensor] = node
         self._parent.append(node)
@@ -182,10 +182,10 @@ class ClassCosts(NeighbourhoodCosts):
         super().found(tensor)
         self._cost[self._root(self._node.pop(tensor))] -= self._own[tensor]
 
-    def _costs_around(self, tensor: int) -> Iterator[float]:
-        return (self._cost[root] for root in self._classes_around(tensor))
+    def _neighbour_costs(self, tensor: int) -> Iterator[float]:
+        return (self._cost[root] for root in self._neighbour_classes(tensor))
 
-    def _classes_around(self, tensor: int) -> set[int]:
+    def _neighbour_classes(self, tensor: int) -> set[int]:
         return {self._root(self._node[near]) for near in self._neighbours[tensor] if near in self._node}
 
     def _root(self, node: int) -> int:

@@ -31,7 +31,7 @@ class _Call:
 
     node: fx.Node
     given: Mapping[str, Any]
-    made: tuple[torch.Tensor | None, ...]
+    results: tuple[torch.Tensor | None, ...]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return _shape(self.given.get(name))
@@ -62,8 +62,8 @@ def axes_of(node: fx.Node) -> tuple[Axis, ...]:
     if rule is None or draws(node) or (has_effects(node) and not is_item(node)):
         return ()
     value = node.meta.get("val")
-    made = tuple(value) if isinstance(value, tuple | list) else (value,)
-    call = _Call(node, {name: numbered(given) for name, given in arguments(node).items()}, made)
+    results = tuple(value) if isinstance(value, tuple | list) else (value,)
+    call = _Call(node, {name: numbered(given) for name, given in arguments(node).items()}, results)
     found = (_named(call, *one) for one in rule(call))
     return tuple(axis for axis in found if axis is not None and axis.rows > 1)
 
@@ -105,10 +105,10 @@ def _results(node: fx.Node) -> list[tuple[str, int]]:
 
 
 def _pointwise(call: _Call) -> Iterator[_Rule]:
-    (made,) = call.made[:1]
-    if made is None or len(call.made) != 1:
+    (result,) = call.results[:1]
+    if result is None or len(call.results) != 1:
         return
-    yield from _broadcast(call, tuple(made.shape))
+    yield from _broadcast(call, tuple(result.shape))
 
 
 def _broadcast(call: _Call, shape: tuple[int, ...], results: int = 1) -> Iterator[_Rule]:
@@ -123,7 +123,7 @@ def _broadcast(call: _Call, shape: tuple[int, ...], results: int = 1) -> Iterato
 
 
 def _view(call: _Call) -> Iterator[_Rule]:
-    before, after = call.shape("self"), _made(call)
+    before, after = call.shape("self"), _result_shape(call)
     starts = {}
     start = 1
     for dim, size in enumerate(before):
@@ -139,8 +139,8 @@ def _view(call: _Call) -> Iterator[_Rule]:
         start *= size
 
 
-def _made(call: _Call, place: int = 0) -> tuple[int, ...]:
-    value = call.made[place]
+def _result_shape(call: _Call, place: int = 0) -> tuple[int, ...]:
+    value = call.results[place]
     return () if value is None else tuple(value.shape)
 
 
@@ -177,17 +177,17 @@ def _without(*names: str, first: str = "self", keeps: bool = True, results: int 
             if dim != along:
                 out = dim if keeps else dim - (dim > along)
                 operands: dict[_Place, int] = {first: dim, **dict.fromkeys(names, dim)}
-                yield call.along(rows, operands, dict.fromkeys(range(max(results, len(call.made))), out))
+                yield call.along(rows, operands, dict.fromkeys(range(max(results, len(call.results))), out))
 
     return rule
 
 
 def _joined(call: _Call) -> Iterator[_Rule]:
     operands = list(nodes_in(call.given["tensors"]))
-    rank = len(_made(call))
+    rank = len(_result_shape(call))
     stacked = short_name(call.node) == "aten.stack"
     along = int(call.given.get("dim", 0)) % rank
-    for dim, rows in enumerate(_made(call)):
+    for dim, rows in enumerate(_result_shape(call)):
         if dim != along:
             own = dim - (stacked and dim > along)
             yield call.along(rows, {("tensors", place): own for place in range(len(operands))}, {0: dim})
@@ -208,7 +208,7 @@ def _mm(call: _Call) -> Iterator[_Rule]:
 
 def _addmm(call: _Call) -> Iterator[_Rule]:
     bias = call.shape("self")
-    for dim, rows in enumerate(_made(call)):
+    for dim, rows in enumerate(_result_shape(call)):
         operands: dict[_Place, int] = {("mat1", "mat2")[dim]: dim}
         own = dim - 2 + len(bias)
         if own >= 0 and bias[own] == rows:
@@ -237,7 +237,7 @@ def _reduced(sums: bool, results: int = 1) -> Callable[[_Call], Iterator[_Rule]]
                 yield call.along(rows, {"self": dim}, {0: SUM})
             elif dim not in gone:
                 out = dim if keeps else dim - sum(other < dim for other in gone)
-                yield call.along(rows, {"self": dim}, dict.fromkeys(range(max(results, len(call.made))), out))
+                yield call.along(rows, {"self": dim}, dict.fromkeys(range(max(results, len(call.results))), out))
 
     return rule
 
@@ -245,7 +245,7 @@ def _reduced(sums: bool, results: int = 1) -> Callable[[_Call], Iterator[_Rule]]
 def _normed(call: _Call) -> Iterator[_Rule]:
     shape = call.shape("input")
     for dim, rows in enumerate(shape[: len(shape) - len(call.given["normalized_shape"])]):
-        yield call.along(rows, {"input": dim}, dict.fromkeys(range(len(call.made)), dim))
+        yield call.along(rows, {"input": dim}, dict.fromkeys(range(len(call.results)), dim))
 
 
 def _normed_back(call: _Call) -> Iterator[_Rule]:
@@ -260,7 +260,7 @@ def _batch(*names: str, sums: tuple[int, ...] = ()) -> Callable[[_Call], Iterato
 
     def rule(call: _Call) -> Iterator[_Rule]:
         if (rows := (call.shape(names[0]) or (0,))[0]) and len(call.shape(names[0])) > 3:
-            makes = {place: SUM if place in sums else 0 for place in range(len(call.made))}
+            makes = {place: SUM if place in sums else 0 for place in range(len(call.results))}
             yield call.along(rows, dict.fromkeys(names, 0), makes)
 
     return rule
@@ -346,16 +346,16 @@ def _gathered(call: _Call) -> Iterator[_Rule]:
 
 
 def _filled(call: _Call) -> Iterator[_Rule]:
-    for dim, rows in enumerate(_made(call)):
+    for dim, rows in enumerate(_result_shape(call)):
         yield call.along(rows, {}, {0: dim})
 
 
 def _of_parts(call: _Call) -> Iterator[_Rule]:
     """Yield the rows of the backward of `select` or `slice`: all dimensions but the one that was cut."""
-    rank = len(_made(call))
+    rank = len(_result_shape(call))
     along = call.dim("dim", rank)
     gone = short_name(call.node) == "aten.select_backward"
-    for dim, rows in enumerate(_made(call)):
+    for dim, rows in enumerate(_result_shape(call)):
         if dim != along:
             yield call.along(rows, {"grad_output": dim - (gone and dim > along)}, {0: dim})
 

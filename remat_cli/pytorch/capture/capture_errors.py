@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from remat_cli.errors import GraphError, RematError
-from remat_cli.interruption import is_under_way
+from remat_cli.interruption import was_interrupted
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.places import innermost, last_place
 from remat_cli.pytorch.unstable import pytree
@@ -96,7 +96,7 @@ def silent_torch() -> Iterator[None]:
         yield
     finally:
         # What was under way in torch when a request came is taken apart only later, and torch logs what it misses.
-        if not is_under_way():
+        if not was_interrupted():
             logger.setLevel(level)
 
 

@@ -159,8 +159,8 @@ def operators_of(joint: Joint) -> dict[str, Operator]:
 def _operator(joint: Joint, op: JointOp) -> Operator:
     node = op.node
     if node is None:
-        made = tuple(_described(joint, joint.storage(value).name, value.meta["val"]) for value in op.values)
-        return Operator(BOUNDARY_TYPE, (), made)
+        results = tuple(_described(joint, joint.storage(value).name, value.meta["val"]) for value in op.values)
+        return Operator(BOUNDARY_TYPE, (), results)
     if IN_PLACE in node.meta and node.target is torch.ops.aten.slice_scatter.default:  # moves the slice alone
         part = node.all_input_nodes[1]
         written_into = _described(joint, joint.storage(node).name, part.meta["val"])
@@ -176,8 +176,8 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
             operands.append(None)
         elif (attribute := _attribute(value)) is not None:
             attributes[name] = attribute
-    made = tuple(_described(joint, joint.storage(value).name, value) for value in tensors_of(node.meta.get("val")))
-    return Operator(short_name(node), tuple(operands), made, attributes)
+    results = tuple(_described(joint, joint.storage(value).name, value) for value in tensors_of(node.meta.get("val")))
+    return Operator(short_name(node), tuple(operands), results, attributes)
 
 
 def _takes_tensor(node: fx.Node, name: str) -> bool:

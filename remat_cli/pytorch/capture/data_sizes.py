@@ -104,8 +104,8 @@ def _is_sized_by_data(node: fx.Node) -> bool:
     if not isinstance(value, torch.Tensor | torch.SymInt):
         return False
     is_one_of_several = node.target is operator.getitem and isinstance(_value(node.args[0]), tuple | list)
-    (made,) = node.all_input_nodes if is_one_of_several else (node,)
-    return bool(_unbacked(value) - {symbol for given in made.all_input_nodes for symbol in _unbacked(_value(given))})
+    (source,) = node.all_input_nodes if is_one_of_several else (node,)
+    return bool(_unbacked(value) - {symbol for given in source.all_input_nodes for symbol in _unbacked(_value(given))})
 
 
 def _value(node: Any) -> Any:

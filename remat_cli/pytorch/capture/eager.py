@@ -322,15 +322,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an op, and note it unless all that it makes are views."""
         kwargs = dict(kwargs or {})
-        made = func(*args, **kwargs)
+        returned = func(*args, **kwargs)
         if not self._paused:
-            self._note(func, args, kwargs, made)
+            self._note(func, args, kwargs, returned)
             self._turns[str(func)] = self._turns.get(str(func), 0) + 1
-        return made
+        return returned
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        results = tensors_of(made)
+        results = tensors_of(returned)
         read = {storage_key(tensor) for tensor in given}
         new = {storage_key(tensor): tensor for tensor in results if storage_key(tensor) not in read}
         writes = schema_of(func).is_mutable
@@ -425,8 +425,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
         self._open.append((path, type(module).__name__, len(self._ops), names, dict(self._turns)))
 
-    def _leave(self, module: nn.Module, given: Any, made: Any) -> None:
-        del module, given, made
+    def _leave(self, module: nn.Module, given: Any, returned: Any) -> None:
+        del module, given, returned
         path, kind, first, names, turns = self._open.pop()
         self._calls.append(ModuleCall(path, kind, (first, len(self._ops)), names, turns))
 
@@ -513,7 +513,9 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
 
-def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[Any]) -> Operator:
+def _operator(
+    func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Sequence[Any]
+) -> Operator:
     """Return the operator of a call.
 
     Its operands are in the order of the op's schema.
@@ -532,7 +534,7 @@ def _operator(func: Any, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, 
             attributes[name] = int(value) if isinstance(value, bool) else value
         elif isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
             attributes[name] = tuple(int(item) for item in value)
-    return Operator(kind, tuple(operands), tuple(map(_operand, made)), attributes)
+    return Operator(kind, tuple(operands), tuple(map(_operand, returned)), attributes)
 
 
 def _operand(value: torch.Tensor) -> Operand:

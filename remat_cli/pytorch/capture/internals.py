@@ -108,7 +108,7 @@ def compiled(
     gradients: OutputGradients | None = None,
     takes_sizes: bool = False,
     seen: SeenSizes | None = None,
-    around_capture: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    capture_context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     fused: bool = False,
 ) -> Callable[..., Any]:
     """Return `function` so that it runs, with autograd, as the two graphs that `divide` makes of its joint graph.
@@ -124,38 +124,40 @@ def compiled(
         gradients: which of its outputs get a gradient.
         takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
         seen: sizes that torch has seen before.
-        around_capture: what is entered while torch captures.
+        capture_context: what is entered while torch captures.
         fused: the joint graph has the ops that inductor fuses.
     """
     backend = _backend(divide, foresee, gradients, fused=fused)
-    return configured(function, backend, takes_sizes=takes_sizes, seen=seen, around_capture=around_capture)
+    return configured(function, backend, takes_sizes=takes_sizes, seen=seen, capture_context=capture_context)
 
 
-def compiled_in_ways(
+def compiled_variants(
     function: Callable[..., Any],
-    ways: Callable[[], Mapping[int, Divide]],
-    way: Callable[[], int],
+    variants: Callable[[], Mapping[int, Divide]],
+    variant: Callable[[], int],
     gradients: OutputGradients,
     *,
     fused: bool = False,
 ) -> Callable[..., Any]:
-    """Return `function`, captured once, with several ways to run.
+    """Return a function that torch captures once, to run in several variants.
 
-    The next call chooses the way.
+    The next call chooses the variant.
 
     Args:
-        function: what is called.
-        ways: asked when something is captured: what divides its joint graph, by the number of the way.
-        way: asked at each run: the number of one of them.
-        gradients: which outputs get a gradient.
+        function: the function.
+        variants: asked at a capture: divides the joint graph, by variant.
+        variant: asked at each run: the number of the variant.
+        gradients: outputs with a gradient.
         fused: the joint graph has the ops that inductor fuses.
     """
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runs = {number: divided_by(module, inputs, divide, gradients, fused=fused) for number, divide in ways().items()}
+        runs = {
+            number: divided_by(module, inputs, divide, gradients, fused=fused) for number, divide in variants().items()
+        }
 
         def run(*args: Any) -> Any:
-            return runs[way()](*args)
+            return runs[variant()](*args)
 
         return run
 
@@ -170,14 +172,14 @@ class _Reached(BaseException):
         self.number, self.inputs = number, inputs
 
 
-class Likeness:
-    """Tells which calls of a function torch would carry out by one capture: those that pass the guards of one.
+class GuardedCaptures:
+    """The captures of a function, told apart by torch's guards.
 
-    Nothing runs but what torch needs to capture a call.
+    Two calls share a capture if both pass its guards. No call runs beyond its capture.
 
     Attributes:
-        captured: one for each kind of call; None where nothing in it needs a gradient.
-        seen: the sizes of calls.
+        captured: the captures; None for one in which nothing needs a gradient.
+        seen: sizes of calls.
     """
 
     def __init__(
@@ -191,9 +193,9 @@ class Likeness:
         """Begin with no call.
 
         Args:
-            function: what is called.
-            gradients: which outputs get a gradient.
-            takes_sizes: sizes that differ between calls become symbols in what is captured at the second of them.
+            function: the function.
+            gradients: outputs with a gradient.
+            takes_sizes: sizes that differ between calls become symbols in the second call's capture.
             fused: joint graphs have the ops that inductor fuses.
         """
         self.captured: list[Captured | None] = []
@@ -210,7 +212,7 @@ class Likeness:
 
         return run
 
-    def kind_of(self, *args: Any, **kwargs: Any) -> tuple[int, Sequence[Any]] | None:
+    def capture_of(self, *args: Any, **kwargs: Any) -> tuple[int, Sequence[Any]] | None:
         """Return a call's capture, by its place in `captured`, and its inputs.
 
         None if the call has nothing to capture.
@@ -315,7 +317,7 @@ class _Divided:
             with inductor.as_captured(self._fakes):
                 self._trace(self._fakes, given, expected, known)
         run, seen = self._traced[known]
-        return seen.around(run, inputs) if self._form else run(*inputs)
+        return seen.run(run, inputs) if self._form else run(*inputs)
 
     def _known(self, inputs: Sequence[Any]) -> tuple[Known, ...]:
         """Return the known data-dependent sizes, or nothing."""

@@ -74,9 +74,9 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
     for lists in zip(*map(_tables, readings), strict=True):
         if len({len(of) for of in lists}) != 1:
             return None
-        told = [_list_followed(more, *map(_List.of, same)) for same in zip(*lists, strict=True)]
-        tables.append(tuple(item for of in told if of is not None for item in of.renumbered()))
-        if None in told:
+        followed = [_list_followed(more, *map(_List.of, same)) for same in zip(*lists, strict=True)]
+        tables.append(tuple(item for of in followed if of is not None for item in of.renumbered()))
+        if None in followed:
             return None
     tensors, ops, outputs, parameters, gradients = tables
     graph = replace(

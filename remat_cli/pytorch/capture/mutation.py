@@ -154,7 +154,7 @@ def _escapes(reader: fx.Node, change: _Change) -> bool:
         elif is_backward(node) or has_effects(node):
             return True
         else:
-            front.extend((user, made) for made in _dependent(node, source) for user in made.users)
+            front.extend((user, dependent) for dependent in _dependent(node, source) for user in dependent.users)
     return False
 
 

@@ -45,8 +45,8 @@ def is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or is_item(node) or has_effects(node):
         return False
     read = {storage_key(tensor) for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))}
-    made = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
-    return bool(made) and made <= read
+    written = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
+    return bool(written) and written <= read
 
 
 def has_effects(node: fx.Node) -> bool:

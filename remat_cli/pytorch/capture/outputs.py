@@ -307,15 +307,15 @@ class SeenOutputs:
         """Positions of the differentiable outputs."""
         return tuple(place for place, _, _ in self.form)
 
-    def around(self, run: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
+    def run(self, captured: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
         """Run the function as captured, and see to its gradients.
 
         Args:
-            run: runs what was captured.
+            captured: runs what was captured.
             inputs: of the call.
         """
         begun = None if self.rerun is None else self.rerun.begun(inputs)
-        outputs = list(run(*inputs))
+        outputs = list(captured(*inputs))
         call = _Call(self, begun, inputs)
         seen = _seen(call, *(outputs[place] for place in self.places), *(inputs[place] for place in call.wanted))
         call.node = next(filter(None, (_node_of(outputs[place].grad_fn) for place in sorted(self.expected))), None)

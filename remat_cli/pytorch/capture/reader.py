@@ -81,7 +81,7 @@ class TakenStep:
         if not cuts:  # resolving the graph changes it, and is done once
             return self
         captured = split(self.captured, cuts)
-        notes = (*self.notes, *_told_of_parts(cuts))
+        notes = (*self.notes, *_notes_on_parts(cuts))
         return replace(self, captured=captured, joint=Joint.with_losses_alone(captured), notes=notes)
 
     def reading(self) -> Reading:
@@ -117,7 +117,7 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
     )
 
 
-def _told_of_parts(cuts: Mapping[str, Split]) -> list[str]:
+def _notes_on_parts(cuts: Mapping[str, Split]) -> list[str]:
     return [
         f"the region around op {name!r} is run in {cut.parts} parts: bounds are those of this graph, and results are "
         "those of the step to rounding"
@@ -125,7 +125,7 @@ def _told_of_parts(cuts: Mapping[str, Split]) -> list[str]:
     ]
 
 
-class _Told(BaseException):
+class _Answered(BaseException):
     """Ends the capture once a reading exists."""
 
     def __init__(self, reading: Reading) -> None:
@@ -151,14 +151,14 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
         if reading is not None:
             signed = with_signatures(reading, {op.name: hashed(str(op.signature)) for op in reading.graph.ops})
             graph = replace(signed.graph, resident_bytes=resident_bytes(step, inputs))
-            raise _Told(replace(signed, graph=graph))
+            raise _Answered(replace(signed, graph=graph))
 
     whole = options.fused or bool(options.parts)
     try:
         seen = capture(step, device, reference, None if whole else foresee, fused=options.fused)
         return taken(*seen).reading()
-    except _Told as told:
-        return told.reading
+    except _Answered as answered:
+        return answered.reading
 
 
 @no_search_for_garbage()

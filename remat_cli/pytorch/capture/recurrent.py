@@ -86,8 +86,8 @@ def _one_layer(kind: str, x: Any, states: Any, weights: Any, biases: bool, bidir
         with without_onednn():  # torch's own capture of oneDNN's fused layer leaves out what its backward needs
             return tuple(_LAYERS[kind](x, states, weights, biases, 1, 0.0, True, bidirectional, False))
     # Copies that eager's kernels would make inside, were they not made before.
-    made = torch.ops.remat.recurrent(kind, x.contiguous(), own, list(weights), biases, bidirectional)
-    return tuple(made[:-1])
+    results = torch.ops.remat.recurrent(kind, x.contiguous(), own, list(weights), biases, bidirectional)
+    return tuple(results[:-1])
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class LayerForm:
         """Run the layer as eager does; `values` in the order of `layouts`."""
         x, states, weights = values[0], values[1 : 1 + self.states], values[1 + self.states :]
         given = list(states) if self.kind == "lstm" else states[0]
-        made = _LAYERS[self.kind](x, given, weights, self.biases, 1, 0.0, True, self.bidirectional, False)
-        return tuple(made)
+        results = _LAYERS[self.kind](x, given, weights, self.biases, 1, 0.0, True, self.bidirectional, False)
+        return tuple(results)
 
 
 class _Call(NamedTuple):
@@ -442,8 +442,8 @@ def _shapes_of(*operands: Any) -> list[torch.Tensor]:
     layer = _Call(*operands)
     x, states, saved = layer.x, layer.states, saved_by(layer.form)
     steps, batch = x.shape[:2]
-    made = x.new_empty((steps, batch, (1 + layer.bidirectional) * states[0].shape[2]))
-    return [made, *(state.new_empty(state.shape) for state in states), x.new_empty(saved.bytes, dtype=torch.uint8)]
+    results = x.new_empty((steps, batch, (1 + layer.bidirectional) * states[0].shape[2]))
+    return [results, *(state.new_empty(state.shape) for state in states), x.new_empty(saved.bytes, dtype=torch.uint8)]
 
 
 def _backward(*given: Any) -> list[torch.Tensor]:
@@ -469,19 +469,19 @@ def _backward(*given: Any) -> list[torch.Tensor]:
     return _apart(found, [values[number] for number in wanted])
 
 
-def _apart(found: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _apart(gradients: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return gradients as contiguous tensors, each in memory of its own."""
     taken: set[int] = set()
-    made = []
-    for gradient, value in zip(found, like, strict=True):
+    apart = []
+    for gradient, value in zip(gradients, like, strict=True):
         own = torch.zeros_like(value, memory_format=torch.contiguous_format) if gradient is None else gradient
         own = own.contiguous()
         size = own.numel() * own.element_size()
         if storage_key(own) in taken or own.untyped_storage().nbytes() != size:
             own = own.clone()
         taken.add(storage_key(own))
-        made.append(own)
-    return made
+        apart.append(own)
+    return apart
 
 
 def _shapes_of_gradients(*given: Any) -> list[torch.Tensor]:

@@ -298,7 +298,7 @@ class _Writer:
         outside: dict[fx.Node, None] = {}
         inside = set(members)
         for node in reversed(members):
-            for value in _made(node):
+            for value in _results(node):
                 if not any(user in outside or self.wants_whole(user, value) for user in value.users):
                     continue
                 of_sum = any(source in inside and self.is_sum(source) for source in node.all_input_nodes)
@@ -338,7 +338,7 @@ class _Writer:
         local[node] = made
         for item in _items(node):
             local[item] = self.op(item.target, (made, item.args[1]), {}, item, f"{item.name}_part{number}")
-        for value in _made(node):
+        for value in _results(node):
             if value in leaving:
                 whole[value] = self.joined(value, local[value], number, span, whole)
 
@@ -394,7 +394,7 @@ def _items(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if is_item(user)]
 
 
-def _made(node: fx.Node) -> list[fx.Node]:
+def _results(node: fx.Node) -> list[fx.Node]:
     return [node] if isinstance(node.meta.get("val"), torch.Tensor) else _items(node)
 
 

@@ -19,11 +19,11 @@ def follow_operands(node: fx.Node) -> None:
 
     So it is for one of several results.
     """
-    made = tensors_of(node.meta.get("val"))
+    results = tensors_of(node.meta.get("val"))
     operands = [value for operand in node.all_input_nodes for value in tensors_of(operand.meta.get("val"))]
-    if {storage_key(value) for value in made} <= {storage_key(value) for value in operands}:
+    if {storage_key(value) for value in results} <= {storage_key(value) for value in operands}:
         return
     args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
     assert callable(node.target)
-    with made[0].fake_mode:  # type: ignore[attr-defined]
+    with results[0].fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = node.target(*args, **kwargs)

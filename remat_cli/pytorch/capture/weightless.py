@@ -47,17 +47,17 @@ class Weightless(TorchFunctionMode):
         """Send factories to the meta device, and keep moved tensors there."""
         kwargs = dict(kwargs or {})
         if makes_tensors(func):
-            return self._made(func, args, kwargs)
+            return self._created(func, args, kwargs)
         if func in _MOVES and args and isinstance(args[0], torch.Tensor):
             return self._moved(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _made(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _created(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         asked = self._asked(kwargs.get("device"))
-        made = func(*args, **{**kwargs, "device": "meta"})
-        if asked == "cpu" and isinstance(made, torch.Tensor) and made.numel() <= _SMALL:
+        created = func(*args, **{**kwargs, "device": "meta"})
+        if asked == "cpu" and isinstance(created, torch.Tensor) and created.numel() <= _SMALL:
             return func(*args, **kwargs)
-        return made
+        return created
 
     def _moved(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the tensor with the wanted element type, on meta.
@@ -92,7 +92,7 @@ class _Fakes:
 
     mode: FakeTensorMode
     device: str
-    made: dict[int, torch.Tensor] = field(default_factory=dict)  # by the identity of the original
+    created: dict[int, torch.Tensor] = field(default_factory=dict)  # by the identity of the original
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # by the original's storage
     originals: list[torch.Tensor] = field(default_factory=list)  # kept, so that identities stay unique
     functions: list[Any] = field(default_factory=list)  # that were looked into
@@ -101,10 +101,10 @@ class _Fakes:
         """Return the fake tensor of a tensor: of its shape, strides and element type, in a storage of its size."""
         if isinstance(tensor, FakeTensor):
             return tensor
-        if id(tensor) not in self.made:
+        if id(tensor) not in self.created:
             self.originals.append(tensor)
-            self.made[id(tensor)] = self._fake(tensor)
-        return self.made[id(tensor)]
+            self.created[id(tensor)] = self._fake(tensor)
+        return self.created[id(tensor)]
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):

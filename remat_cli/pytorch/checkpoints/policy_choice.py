@@ -79,13 +79,13 @@ class _Search:
         if self._best is None:
             return PolicyChoice(None, self._proven)
         _, policy = self._best
-        unit = _Program.of(self._memory, {}).unit
+        unit = _PolicyModel.of(self._memory, {}).unit
         least = 0 if self._budget is None or self._bound is None else max(0, self._bound) // unit
         return PolicyChoice(policy, self._proven, self._memory.peak(policy), least)
 
     def _solve(self, counts: Counts) -> None:
         """Find the best policy that wraps so many blocks, unless it is no better than the best so far."""
-        program = _Program.of(self._memory, counts)
+        program = _PolicyModel.of(self._memory, counts)
         peak: IntVar | int = self._budget if self._budget is not None else program.peak(self._memory.peak(_NOTHING))
         price = program.time_first() if self._budget is not None else program.peak_first(peak)
         if self._best is not None:
@@ -137,7 +137,7 @@ def _counts(memory: PolicyMemory) -> Iterator[Counts]:
 
 
 @dataclass
-class _Program:
+class _PolicyModel:
     """An integer program.
 
     Attributes:
@@ -157,7 +157,7 @@ class _Program:
     held: dict[Held, LinearExpr] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, memory: PolicyMemory, counts: Counts) -> _Program:
+    def of(cls, memory: PolicyMemory, counts: Counts) -> _PolicyModel:
         """Build the program for so many blocks of each kind, without constraints on memory."""
         model = CpModel()
         wrapped = {path: model.new_bool_var(path) for path in memory.blocks}
@@ -238,11 +238,11 @@ class _Program:
 
     def _held(self, held: Held) -> LinearExpr:
         if held not in self.held:
-            made_again = self._made_again(held)
-            self.held[held] = self._reason(held) if made_again is None else made_again.negated()
+            rerun = self._rerun_holding(held)
+            self.held[held] = self._reason(held) if rerun is None else rerun.negated()
         return self.held[held]
 
-    def _made_again(self, held: Held) -> IntVar | None:
+    def _rerun_holding(self, held: Held) -> IntVar | None:
         """Return the variable of a rerun that alone replaces a saved result, or None."""
         if len(held.saved) != 1 or held.where:
             return None

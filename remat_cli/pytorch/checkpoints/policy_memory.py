@@ -148,13 +148,13 @@ class PolicyMemory:
                 paths = tuple(path for path in kept.modules if path in self.blocks)
                 self._kept[kept.storage].append((paths, kept.until))
         self._given_to: dict[str, list[str]] = defaultdict(list)
-        self._made_in: dict[str, list[tuple[str, RepeatedOp]]] = defaultdict(list)
+        self._rerun_in: dict[str, list[tuple[str, RepeatedOp]]] = defaultdict(list)
         for path, block in self.blocks.items():
             for name in block.candidate.given:
                 self._given_to[name].append(path)
             for rerun in block.reruns:
                 for name in rerun.makes:
-                    self._made_in[name].append((path, rerun))
+                    self._rerun_in[name].append((path, rerun))
 
     def _reruns(self, candidate: Candidate, turns: Mapping[str, int]) -> tuple[RepeatedOp, ...]:
         found = []
@@ -203,8 +203,8 @@ class PolicyMemory:
         for name, born in self._born.items():
             change[born] += self._step.bytes[name]
             change[last[name] + 1] -= self._step.bytes[name]
-        for path, made in copies.items():
-            for name in made:
+        for path, again in copies.items():
+            for name in again:
                 change[self.blocks[path].candidate.asked] += self._step.bytes[name]
                 change[self.blocks[path].candidate.kept[name] + 1] -= self._step.bytes[name]
         levels = np.cumsum(change)[: len(self._step.ops)] + self._fixed
@@ -217,9 +217,9 @@ class PolicyMemory:
             before = self._fixed + sum(self._step.bytes[name] for name in there)
             before += sum(
                 self._step.bytes[name]
-                for other, made in copies.items()
+                for other, again in copies.items()
                 if other != path and self.blocks[other].candidate.asked <= asked
-                for name in made
+                for name in again
                 if self.blocks[other].candidate.kept[name] >= asked
             )
             found |= self._second_run(path, policy, before)
@@ -228,12 +228,12 @@ class PolicyMemory:
     def _copies(self, path: str, policy: Policy) -> list[str]:
         """Return the storages that a second run makes again and autograd keeps."""
         block = self.blocks[path]
-        made = (rerun for rerun in block.reruns if not self._is_saved(policy, path, rerun))
-        return [name for rerun in made for name in rerun.makes if name in block.candidate.kept]
+        again = (rerun for rerun in block.reruns if not self._is_saved(policy, path, rerun))
+        return [name for rerun in again for name in rerun.makes if name in block.candidate.kept]
 
     def _is_taken(self, name: str, path: str, policy: Policy) -> bool:
         """Tell whether the second run of a block takes a storage that its first run saved."""
-        return any(made_in == path and self._is_saved(policy, path, rerun) for made_in, rerun in self._made_in[name])
+        return any(rerun_in == path and self._is_saved(policy, path, rerun) for rerun_in, rerun in self._rerun_in[name])
 
     def _second_run(self, path: str, policy: Policy, before: int) -> dict[Place, int]:
         block = self.blocks[path]
@@ -259,7 +259,7 @@ class PolicyMemory:
         for path in self._given_to.get(name, ()):
             if path in wrapped:
                 last = max(last, self.blocks[path].candidate.until)
-        for path, rerun in self._made_in.get(name, ()):
+        for path, rerun in self._rerun_in.get(name, ()):
             if path in wrapped and self._is_saved(policy, path, rerun):
                 last = max(last, self._hold_until(path, name))
         return last
@@ -297,7 +297,7 @@ class PolicyMemory:
         asked = self.blocks[path].candidate.asked
         others = [until for group, until in self._kept.get(name, ()) if path not in group]
         others += [self.blocks[other].candidate.until for other in self._given_to.get(name, ())]
-        others += [self._hold_until(other, name) for other, _ in self._made_in.get(name, ()) if other != path]
+        others += [self._hold_until(other, name) for other, _ in self._rerun_in.get(name, ()) if other != path]
         return max(self._hold_until(path, name), self._step.until[name], *others, 0) < asked
 
     def terms(self, place: Place) -> BytesAt:
@@ -339,7 +339,7 @@ class PolicyMemory:
         where = frozenset(path for path in self._given_to.get(name, ()) if self.blocks[path].candidate.until >= at)
         saved = frozenset(
             (path, rerun.call)
-            for path, rerun in self._made_in.get(name, ())
+            for path, rerun in self._rerun_in.get(name, ())
             if self._hold_until(path, name) >= (at - 1 if path == second_run else at)
         )
         return Held(unless, where, saved)

@@ -155,18 +155,18 @@ def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) ->
     """
     if is_between_ranks(op):
         return 0
-    made: list[Any] = []
+    results: list[Any] = []
     try:
         with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False), torch.no_grad():
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
             real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
-            taken = peak_of(lambda: made.append(op(*real, **named)), device)
+            taken = peak_of(lambda: results.append(op(*real, **named)), device)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         _log.info("%s was not measured, as it does not run by itself: %s", op, (str(error).splitlines() or [""])[0])
         return 0
     given = {storage_key(tensor) for tensor in drawn.values()}
-    new = {storage_key(tensor): tensor for tensor in pytree.tree_leaves(made) if isinstance(tensor, torch.Tensor)}
+    new = {storage_key(tensor): tensor for tensor in pytree.tree_leaves(results) if isinstance(tensor, torch.Tensor)}
     return max(0, taken - sum(new[key].untyped_storage().nbytes() for key in new.keys() - given))
 
 

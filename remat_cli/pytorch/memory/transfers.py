@@ -17,11 +17,12 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy
 import torch
+
+from remat_cli.core.link import Direction
 
 HostBytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
@@ -54,7 +55,7 @@ def wait(host: torch.Tensor, value: torch.Tensor) -> None:
     COPIES[value.device.type].wait(_bytes_of(host), value.device)
 
 
-def beside(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def in_memory_of(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return a tensor in `one`'s memory, with the layout of `other`."""
     return _laid_out(one, other)
 
@@ -160,13 +161,6 @@ class CopiesAtOnce:
         """Do nothing: all copies are done."""
 
 
-class Way(Enum):
-    """The direction of a copy: to or from the host."""
-
-    OUT = "to the host"
-    BACK = "from the host"
-
-
 class DeviceStream(Protocol):
     """A queue of work on a device, as `torch.cuda.Stream`."""
 
@@ -218,7 +212,7 @@ class CopiesOnStreams:
     def __init__(self, streams: Streams = torch.cuda) -> None:
         self.streams = streams
         self.memory = HostMemory(self.host_memory)
-        self._copying: dict[tuple[torch.device, Way], DeviceStream] = {}
+        self._copying: dict[tuple[torch.device, Direction], DeviceStream] = {}
         # By the address of host memory, the end of the last copy from or to it. Its next copy, perhaps that of another
         # step that has this memory next, comes after that.
         self._ends: dict[int, Any] = {}
@@ -227,14 +221,14 @@ class CopiesOnStreams:
     def out(self, source: torch.Tensor) -> torch.Tensor:
         """Start copying [N] bytes to the host; return the copy."""
         host = self.memory.take(source.numel())
-        self._copy(host, source, host, source.device, Way.OUT)
+        self._copy(host, source, host, source.device, Direction.TO_HOST)
         return host
 
     def back(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Start copying [N] bytes from the host; return the copy."""
         target = torch.empty_like(host, device=device)
         self._arriving[host.data_ptr()].append(target)
-        self._copy(target, host, host, device, Way.BACK)
+        self._copy(target, host, host, device, Direction.TO_DEVICE)
         return target
 
     def wait(self, host: torch.Tensor, device: torch.device) -> None:
@@ -243,11 +237,11 @@ class CopiesOnStreams:
         self._arriving.pop(host.data_ptr(), None)
 
     def _copy(
-        self, target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, device: torch.device, way: Way
+        self, target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, device: torch.device, direction: Direction
     ) -> None:
-        if (device, way) not in self._copying:
-            self._copying[device, way] = self.streams.Stream(device)
-        stream = self._copying[device, way]
+        if (device, direction) not in self._copying:
+            self._copying[device, direction] = self.streams.Stream(device)
+        stream = self._copying[device, direction]
         stream.wait_stream(self.streams.current_stream(device))
         if host.data_ptr() in self._ends:
             stream.wait_event(self._ends[host.data_ptr()])

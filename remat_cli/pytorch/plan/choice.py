@@ -41,7 +41,7 @@ from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
-from remat_cli.pytorch.plan.record import PlannedGraph, more_time, told
+from remat_cli.pytorch.plan.record import GraphRecord, more_time, notify
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
@@ -94,7 +94,7 @@ class ScheduleSource(ABC):
         return Waiting()
 
     @abstractmethod
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         """Return a verified schedule of a joint graph, with its figures.
 
         Args:
@@ -117,7 +117,7 @@ class ScheduleSource(ABC):
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> PlannedGraph:
+    ) -> GraphRecord:
         """Return the result of `planned` for another budget.
 
         A source without a budget ignores it.
@@ -143,7 +143,7 @@ class ScheduleSource(ABC):
         Earlier graphs held more than necessary.
         """
 
-    def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
+    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
         """Return a schedule as a plan at other sizes; None above the budget.
 
         Args:
@@ -224,7 +224,7 @@ class FromFile(ScheduleSource):
         except UsageError as fault:
             raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         """Return the schedule in the file.
 
         Raises:
@@ -241,7 +241,7 @@ class FromFile(ScheduleSource):
         state_bytes = max(0, int(self.file.figures.get("peak_bytes", peak)) - peak)
         graph = graph.edited(resident_bytes=graph.resident_bytes + state_bytes).checked()
         trace = simulate(graph, self.file.schedule, link=link)
-        planned = PlannedGraph.of(graph, self.file.schedule, trace, self.file.budget_bytes)
+        planned = GraphRecord.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
         return replace(planned, overhead=self.file.overhead or 0.0)
 
@@ -316,7 +316,7 @@ class WithinBudget(ScheduleSource):
     measures: bool = True
     times_given: bool = False
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
-    plans: dict[str, PlannedGraph] = field(default_factory=dict)
+    plans: dict[str, GraphRecord] = field(default_factory=dict)
     splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
     bound_by: str = ""
@@ -334,7 +334,7 @@ class WithinBudget(ScheduleSource):
         if self.folder is not None and os.path.isfile(self.folder):
             raise UsageError(f"plans: {self.folder} is a file", hint="name a folder; it is made where there is none")
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         """Return the plan for this graph, new or earlier.
 
         Raises:
@@ -343,7 +343,7 @@ class WithinBudget(ScheduleSource):
         prepared = self.prepared(joint, captured, modules)
         key = self.key(prepared)
         if key not in self.plans:
-            self.plans[key] = self.kept(key, prepared) or self.made(key, prepared)
+            self.plans[key] = self.kept(key, prepared) or self.new_plan(key, prepared)
         return self.plans[key]
 
     def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
@@ -370,14 +370,14 @@ class WithinBudget(ScheduleSource):
     def describe_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> None:
         """Let the plan of a step in parts say so, and compare it with the step without."""
         key = self.key(prepared)
-        planned = self.plans.get(key) or self.kept(key, prepared) or self.made(key, prepared)
+        planned = self.plans.get(key) or self.kept(key, prepared) or self.new_plan(key, prepared)
         if not planned.parts:
             plain, own = baseline_of(whole), baseline_of(prepared.graph)
             planned = replace(
                 planned,
                 plain_peak_bytes=plain.peak_bytes,
                 overhead=share_over(round(own.time * (1 + planned.overhead)), plain.time),
-                parts=told_of_parts(cuts),
+                parts=note_on_parts(cuts),
             )
         self.plans[key] = planned
 
@@ -389,7 +389,7 @@ class WithinBudget(ScheduleSource):
         try:
             return {name: Split.parse(str(text)) for name, text in json.loads(path.read_text()).items()}
         except (OSError, ValueError, AttributeError, UsageError):
-            told(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
+            notify(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
             return None
 
     def chosen_cuts(
@@ -400,7 +400,7 @@ class WithinBudget(ScheduleSource):
         planning, self.bound_by = found.planning, found.bound_by
         if planning.schedule is not None and planning.trace is not None:
             own = self.key(planning.prepared)
-            planned = PlannedGraph.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
+            planned = GraphRecord.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
             self.plans[own] = self.granting(planned)
             self.keep(self.path("plan", own), planning.schedule_file)
             self.keep(self.path("parts", key), canonical_json({name: str(cut) for name, cut in found.cuts.items()}))
@@ -441,12 +441,12 @@ class WithinBudget(ScheduleSource):
             return refusal
         peak = format_bytes(found.planning.trace.peak_bytes)
         over = share_over(found.planning.trace.time, baseline_of(found.whole.prepared.graph).time)
-        hint = f"split=True fits: {told_of_parts(found.cuts)}, a predicted peak of {peak}, {more_time(over)}"
+        hint = f"split=True fits: {note_on_parts(found.cuts)}, a predicted peak of {peak}, {more_time(over)}"
         return DoesNotFit(refusal.message, hint=f"{hint} (results differ in the last digits); or {refusal.hint}")
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> PlannedGraph:
+    ) -> GraphRecord:
         """Return the plan for this graph within another budget, in bytes.
 
         Measurements are shared.
@@ -540,7 +540,7 @@ class WithinBudget(ScheduleSource):
         if not self.measures or joint.device not in MEASURED_DEVICES:
             return prepared
         if is_profiling():
-            told(logging.WARNING, "the workspace of kernels is not counted: another profiler runs")
+            notify(logging.WARNING, "the workspace of kernels is not counted: another profiler runs")
             return prepared
         measured = self.measured(joint, prepared)
         if self.times_given:
@@ -561,7 +561,7 @@ class WithinBudget(ScheduleSource):
                 found = load_measurements(path)
                 found.check(prepared.graph, {}, str(path))
             except UsageError as fault:
-                told(logging.WARNING, f"what is kept in {path} does not hold, and is measured anew: {fault.message}")
+                notify(logging.WARNING, f"what is kept in {path} does not hold, and is measured anew: {fault.message}")
             else:
                 return found
         known, before = len(self.kernels), self.waiting.spent_ns[MEASURING]
@@ -585,7 +585,7 @@ class WithinBudget(ScheduleSource):
         }
         return sha256(canonical_json(asked)).hexdigest()
 
-    def kept(self, key: str, prepared: Prepared) -> PlannedGraph | None:
+    def kept(self, key: str, prepared: Prepared) -> GraphRecord | None:
         """Return a valid plan that an earlier run of Python left, or None."""
         path = self.path("plan", key)
         if path is None or not os.path.exists(path):
@@ -598,11 +598,11 @@ class WithinBudget(ScheduleSource):
                 peak = format_bytes(trace.peak_bytes)
                 raise InvalidSchedule(f"its peak of {peak} is above the budget, {format_bytes(budget)}")
         except (ScheduleFileError, InvalidSchedule) as fault:
-            told(logging.WARNING, f"the plan kept in {path} does not hold, and is made anew: {fault.message}")
+            notify(logging.WARNING, f"the plan kept in {path} does not hold, and is made anew: {fault.message}")
             return None
-        return self.granting(PlannedGraph.of(prepared.graph, file.schedule, trace, budget))
+        return self.granting(GraphRecord.of(prepared.graph, file.schedule, trace, budget))
 
-    def made(self, key: str, prepared: Prepared) -> PlannedGraph:
+    def new_plan(self, key: str, prepared: Prepared) -> GraphRecord:
         """Plan a graph, and save the plan in the folder."""
         request = self.request_for(prepared.graph)
         with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
@@ -610,7 +610,7 @@ class WithinBudget(ScheduleSource):
         if planning.schedule is None or planning.trace is None:
             raise no_plan(planning.solution, self.free_bytes)
         self.keep(self.path("plan", key), planning.schedule_file)
-        planned = PlannedGraph.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
+        planned = GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
         return self.granting(planned)
 
     def request_for(self, graph: Graph) -> Request:
@@ -638,13 +638,13 @@ class WithinBudget(ScheduleSource):
         """Whether the budget depends on the graph's plain run."""
         return self.request.budget is not None and self.request.budget.share is not None
 
-    def granting(self, planned: PlannedGraph) -> PlannedGraph:
+    def granting(self, planned: GraphRecord) -> GraphRecord:
         """Let other sizes use as much memory as this plan, where the budget is a share."""
         if self.is_share:
             self.granted = max(self.granted, planned.budget_bytes or 0)
         return planned
 
-    def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
+    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
         """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
         trace = baseline_of(graph) if schedule == plain_run(graph) else simulate(graph, schedule)
         # The smallest budget is the one that was found for the plan.
@@ -652,7 +652,7 @@ class WithinBudget(ScheduleSource):
         assert budget is not None
         if trace.peak_bytes > budget:
             return None
-        return self.granting(PlannedGraph.of(graph, schedule, trace, budget))
+        return self.granting(GraphRecord.of(graph, schedule, trace, budget))
 
     def keep(self, path: Path | None, content: bytes) -> None:
         """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""
@@ -663,7 +663,7 @@ class WithinBudget(ScheduleSource):
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
         except UsageError as fault:
-            told(logging.WARNING, f"nothing is kept for the next time: {fault.message}")
+            notify(logging.WARNING, f"nothing is kept for the next time: {fault.message}")
 
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
@@ -682,7 +682,7 @@ def _in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tu
     return Joint.of(captured).releasing(joint.released), captured
 
 
-def told_of_parts(cuts: Mapping[str, Split]) -> str:
+def note_on_parts(cuts: Mapping[str, Split]) -> str:
     """Return the regions in parts, in words."""
     return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
 
@@ -723,7 +723,7 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
     fixed = format_bytes(graph.fixed_bytes - free_bytes)
     closest = working_set.bytes if solution.closest is None else solution.closest.peak_bytes
     activations = activations_of(graph)
-    share = larger_share(closest, activations.beside_bytes, activations.bytes)
+    share = larger_share(closest, activations.other_bytes, activations.bytes)
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan at all needs less than "
         f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs and optimizer "
@@ -733,19 +733,19 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
     )
 
 
-def larger_share(peak_bytes: int, beside_bytes: int, activation_bytes: int) -> str:
+def larger_share(peak_bytes: int, other_bytes: int, activation_bytes: int) -> str:
     """Return a peak as a budget in shares of activations, with a comma.
 
     The text is empty unless activations are the smaller part.
 
     Args:
         peak_bytes: peak of the step.
-        beside_bytes: memory besides activations.
+        other_bytes: memory besides activations.
         activation_bytes: peak of activations in the plain run.
     """
-    if not 0 < activation_bytes < beside_bytes or not beside_bytes <= peak_bytes <= beside_bytes + activation_bytes:
+    if not 0 < activation_bytes < other_bytes or not other_bytes <= peak_bytes <= other_bytes + activation_bytes:
         return ""
-    return f'budget="{ceil((peak_bytes - beside_bytes) / activation_bytes * 1000) / 10:g}% of activations", '
+    return f'budget="{ceil((peak_bytes - other_bytes) / activation_bytes * 1000) / 10:g}% of activations", '
 
 
 def _exact(size: int) -> str:

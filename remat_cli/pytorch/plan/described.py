@@ -30,7 +30,7 @@ class Described:
     dtype: torch.dtype
     requires_grad: bool
 
-    def made(self) -> torch.Tensor:
+    def without_data(self) -> torch.Tensor:
         """Return such a tensor without data."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         return tensor.requires_grad_(self.requires_grad)
@@ -67,10 +67,12 @@ class DescribedShard:
     stride: tuple[int, ...]
     requires_grad: bool
 
-    def made(self) -> torch.Tensor:
+    def without_data(self) -> torch.Tensor:
         """Return such a tensor without data."""
         whole = self.shape, self.stride
-        return split_tensor(self.local.made(), self.mesh, self.placements, *whole).requires_grad_(self.requires_grad)
+        return split_tensor(self.local.without_data(), self.mesh, self.placements, *whole).requires_grad_(
+            self.requires_grad
+        )
 
 
 def described(value: Any) -> Any:

@@ -26,7 +26,7 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
 from remat_cli.pytorch.plan.choice import ScheduleSource
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.unstable import pytree
@@ -71,7 +71,7 @@ class CompiledMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class FusedPlan:
+class CompiledPasses:
     """A plan with its two graphs compiled.
 
     Attributes:
@@ -82,14 +82,16 @@ class FusedPlan:
         keeps_order: ops are fused only if one reads the other.
     """
 
-    planned: PlannedGraph
+    planned: GraphRecord
     forward: CompiledGraph
     backward: CompiledGraph
     memory: CompiledMemory
     keeps_order: bool
 
 
-def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> FusedPlan:
+def fused_plan(
+    source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+) -> CompiledPasses:
     """Plan and compile a step until it fits the budget, at most three times.
 
     Args:
@@ -107,59 +109,64 @@ def fused_plan(source: ScheduleSource, joint: Joint, captured: Captured, modules
     planned = source.planned(joint, captured, modules)
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
-    made: list[FusedPlan] = []
+    compiled: list[CompiledPasses] = []
     asked = [budget]  # budgets of the plans
     spent, before = source.waiting.spent_ns, source.waiting.spent_ns[COMPILING]
     keeps_order = source.is_smallest
     while True:
         with source.waiting.phase(COMPILING):
             plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order)
-        made.append(plan)
+        compiled.append(plan)
         peak = plan.planned.predicted_peak_bytes
-        _log.info("compiled %s of at most %s: a peak of %s", len(made), MOST_COMPILED, format_bytes(peak))
+        _log.info("compiled %s of at most %s: a peak of %s", len(compiled), MOST_COMPILED, format_bytes(peak))
         fits = peak <= budget
         has_room = (budget - peak) > _ROOM * budget and plan.planned.overhead > 0
-        if len(made) == MOST_COMPILED or (fits and not has_room and not source.is_smallest):
+        if len(compiled) == MOST_COMPILED or (fits and not has_room and not source.is_smallest):
             break
         if not fits and not keeps_order:
             keeps_order = True
             asked.append(asked[-1])
             continue
-        asked.append(int(budget * _LOOSER[len(made) - 1]) if source.is_smallest else _corrected(made, asked, budget))
+        asked.append(
+            int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(compiled, asked, budget)
+        )
         try:
             another = source.planned_within(asked[-1], joint, captured, modules)
         except DoesNotFit:
             break
-        if another.schedule.steps in [one.planned.schedule.steps for one in made if one.keeps_order == keeps_order]:
+        if another.schedule.steps in [one.planned.schedule.steps for one in compiled if one.keeps_order == keeps_order]:
             break
         planned = another
     if source.is_smallest:
-        budget = min(plan.planned.predicted_peak_bytes for plan in made)
-    fitting = [plan for plan in made if plan.planned.predicted_peak_bytes <= budget]
+        budget = min(plan.planned.predicted_peak_bytes for plan in compiled)
+    fitting = [plan for plan in compiled if plan.planned.predicted_peak_bytes <= budget]
     if not fitting:
-        raise _above(min(made, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(made))
+        raise _above(min(compiled, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(compiled))
     best = min(fitting, key=lambda plan: (plan.planned.overhead, plan.planned.predicted_peak_bytes))
     kernels = len(best.forward.kernels) + len(best.backward.kernels)
-    times = f"{len(made)} {'time' if len(made) == 1 else 'times'}"
-    told = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
-    return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=told))
+    times = f"{len(compiled)} {'time' if len(compiled) == 1 else 'times'}"
+    words = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
+    return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=words))
 
 
-def _corrected(made: Sequence[FusedPlan], asked: Sequence[int], budget: int) -> int:
+def _corrected(compiled: Sequence[CompiledPasses], asked: Sequence[int], budget: int) -> int:
     """Return the budget of the next plan, after compiled plans."""
-    alike = [
+    same_order = [
         (ask, plan.planned.predicted_peak_bytes)
-        for ask, plan in zip(asked, made, strict=True)
-        if plan.keeps_order == made[-1].keeps_order
+        for ask, plan in zip(asked, compiled, strict=True)
+        if plan.keeps_order == compiled[-1].keeps_order
     ]
-    fitting, above = [ask for ask, peak in alike if peak <= budget], [ask for ask, peak in alike if peak > budget]
+    fitting, above = (
+        [ask for ask, peak in same_order if peak <= budget],
+        [ask for ask, peak in same_order if peak > budget],
+    )
     if fitting and above:
         return (max(fitting) + min(above)) // 2
     margin = int(_MARGIN * budget) if above else 0
-    return asked[-1] + budget - alike[-1][1] - margin
+    return asked[-1] + budget - same_order[-1][1] - margin
 
 
-def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
+def _above(plan: CompiledPasses, budget: int, compiled: int) -> DoesNotFit:
     peak = plan.planned.predicted_peak_bytes
     return DoesNotFit(
         f"compiled {compiled} {'time' if compiled == 1 else 'times'}, the step peaks at {format_bytes(peak)} or more, "
@@ -168,7 +175,9 @@ def _above(plan: FusedPlan, budget: int, compiled: int) -> DoesNotFit:
     )
 
 
-def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, keeps_order: bool = False) -> FusedPlan:
+def compiled_plan(
+    joint: Joint, planned: GraphRecord, forward_outputs: int, *, keeps_order: bool = False
+) -> CompiledPasses:
     """Return a plan with its two graphs compiled, and their peak.
 
     Args:
@@ -181,18 +190,18 @@ def compiled_plan(joint: Joint, planned: PlannedGraph, forward_outputs: int, *, 
         GraphError: inductor does not compile the plan.
         UsageError: there is no compiler.
     """
-    made = halves(joint, planned.schedule, fused=True)
+    passes = halves(joint, planned.schedule, fused=True)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with without_modes():
         forward = CompiledGraph(
-            made.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
+            passes.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
         )
-        _take_strides(made.backward, made.saved, forward.output_strides[forward_outputs:])
+        _take_strides(passes.backward, passes.saved, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
-        backward = CompiledGraph(made.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
+        backward = CompiledGraph(passes.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
         memory = _memory(forward, backward, forward_outputs, len(joint.sizes))
     planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
-    return FusedPlan(planned, forward, backward, memory, keeps_order)
+    return CompiledPasses(planned, forward, backward, memory, keeps_order)
 
 
 def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
@@ -211,9 +220,9 @@ def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes
     replay = _Replay(inputs, device)
     try:
         with replay:
-            made = list(forward.replay(list(inputs), replay.make, replay.ran))
-            returned, saved = made[:outputs], made[outputs:]
-            del made
+            values = list(forward.replay(list(inputs), replay.make, replay.ran))
+            returned, saved = values[:outputs], values[outputs:]
+            del values
             of_forward, kept = replay.most, replay.bytes
             tangents = [_without_data(value) for value in backward.inputs[sizes + len(saved) :]]
             replay.see(tangents)

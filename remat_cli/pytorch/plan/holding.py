@@ -17,12 +17,12 @@ from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import ScheduleSource
-from remat_cli.pytorch.plan.record import PlannedGraph, told
+from remat_cli.pytorch.plan.record import GraphRecord, notify
 from remat_cli.units import format_bytes
 
 _log = logging.getLogger("remat")
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 # Largest number of new plans for memory of measured steps beyond the plan.
 _MOST_REPLANNED = 3
@@ -54,10 +54,10 @@ class Holding:
         self,
         joint: Joint,
         possible: frozenset[int],
-        make: Callable[[ScheduleSource, Joint], tuple[Made, PlannedGraph]],
+        make: Callable[[ScheduleSource, Joint], tuple[Result, GraphRecord]],
         *,
         again: bool = False,
-    ) -> tuple[Made, PlannedGraph]:
+    ) -> tuple[Result, GraphRecord]:
         """Make a plan that fits; after the first step, at worst the least peak.
 
         A plan of the least peak comes with a warning.
@@ -72,19 +72,19 @@ class Holding:
             DoesNotFit: no plan fits, and none has run yet, or `strict` is set.
         """
         try:
-            made = make(self.source, joint)
+            result = make(self.source, joint)
         except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's schedule, if an output may be freed
             # Its traceback would keep all frames of this call, and what the model returns, until the next collection.
             refusal: RematError = error.with_traceback(None)
             refusal.__context__ = None
         else:
             self.tell_again()
-            return made
+            return result
         if possible > joint.released:
             with suppress(DoesNotFit, InvalidSchedule):
-                made = make(self.source, joint.releasing(possible))
+                result = make(self.source, joint.releasing(possible))
                 _log.info("the plan fits as long as outputs without a gradient are let go of before the backward pass")
-                return made
+                return result
         if self.source.has_reserved and not again:
             self.source.release()
             self.warn(f"there is no plan that leaves that much free: {refusal.message}")
@@ -111,7 +111,7 @@ class Holding:
         if self._tells_of_least:
             return
         self._tells_of_least = True
-        told(
+        notify(
             logging.WARNING,
             f"{above and f'{above}. '}No plan fits the budget of {format_bytes(budget)} here: the one of the least "
             f"peak runs, which is to peak at {format_bytes(predicted)}, {format_bytes(predicted - budget)} above it "
@@ -122,7 +122,7 @@ class Holding:
         """Tell that a new plan leaves a measured step's memory free."""
         above, self._above = self._above, ""
         if above:
-            told(logging.WARNING, f"{above}; planned again with that left free")
+            notify(logging.WARNING, f"{above}; planned again with that left free")
 
     @staticmethod
     def is_above(measured: MeasuredStep, budget: int) -> bool:
@@ -204,5 +204,5 @@ class Holding:
     def warn(self, text: str) -> None:
         """Warn once of a step above the budget."""
         if not self._warned:
-            told(logging.WARNING, text)
+            notify(logging.WARNING, text)
         self._warned = True

@@ -27,7 +27,7 @@ _VISIBLE = 0.03  # share of a predicted peak; other measured peaks differ at mos
 
 
 @dataclass(eq=False)
-class PlannedGraph:
+class GraphRecord:
     """The plan of a captured graph, with figures of its runs.
 
     Attributes:
@@ -55,13 +55,13 @@ class PlannedGraph:
     overhead: float
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     calls: int = 0
-    carried: list[PlannedGraph] = field(default_factory=list)
+    carried: list[GraphRecord] = field(default_factory=list)
     measured_peak_bytes: list[int] = field(default_factory=list)
     kernels: str = ""
     parts: str = ""
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> PlannedGraph:
+    def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> GraphRecord:
         """Return the record of a plan before it runs.
 
         Args:
@@ -110,13 +110,13 @@ class PlanRecord:
         gradients_unplanned: gradients of the model's parameters arrived from unplanned backward passes.
         without: part that measured peaks leave out, in words.
         waited_ns: time that calls waited before they ran as planned, by cause, in nanoseconds.
-        around_run: entered while a planned call runs.
+        run_context: entered while a planned call runs.
         at_backward: called at the beginning of a planned backward pass.
     """
 
     budget: str
-    graphs: list[PlannedGraph] = field(default_factory=list)
-    last: PlannedGraph | None = None
+    graphs: list[GraphRecord] = field(default_factory=list)
+    last: GraphRecord | None = None
     backward_passes: int = 0
     unplanned: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -124,7 +124,7 @@ class PlanRecord:
     is_part: bool = False
     without: str = ""
     waited_ns: Counter[str] = field(default_factory=Counter)
-    around_run: Callable[[], AbstractContextManager[None]] = nullcontext
+    run_context: Callable[[], AbstractContextManager[None]] = nullcontext
     at_backward: Callable[[], None] = lambda: None
 
     @property
@@ -132,7 +132,7 @@ class PlanRecord:
         """The number of calls that ran as planned."""
         return sum(plan.calls for graph in self.graphs for plan in (graph, *graph.carried))
 
-    def add(self, planned: PlannedGraph) -> PlannedGraph:
+    def add(self, planned: GraphRecord) -> GraphRecord:
         """Note a plan; return the record's own copy.
 
         The first plan is logged.
@@ -140,16 +140,16 @@ class PlanRecord:
         own = next((graph for graph in self.graphs if graph.schedule is planned.schedule), None)
         if own is None:
             own = replace(planned, calls=0, carried=[], measured_peak_bytes=[])
-            told(logging.INFO if self.graphs else logging.WARNING, f"planned {own}")
+            notify(logging.INFO if self.graphs else logging.WARNING, f"planned {own}")
             self.graphs.append(own)
         return own
 
     @contextmanager
-    def runs(self, graph: PlannedGraph) -> Iterator[None]:
+    def runs(self, graph: GraphRecord) -> Iterator[None]:
         """Note a call by a plan while it runs."""
         graph.calls += 1
         self.last = graph
-        with self.around_run():
+        with self.run_context():
             yield
 
     def runs_back(self) -> None:
@@ -227,7 +227,7 @@ def beyond(more: int, predicted: int) -> list[str]:
     ]
 
 
-def told(level: int, text: str) -> None:
+def notify(level: int, text: str) -> None:
     """Write a line to the log.
 
     A warning goes to stderr, too, if logging is not set up.

@@ -19,7 +19,7 @@ from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, S
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver
 from remat_cli.pytorch.plan.fused import CompiledMemory
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.rehearsal import Moment
 
 _SECONDS = 1.0  # seconds for a choice
@@ -40,7 +40,7 @@ class ChosenPlans(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RegionPoint:
+class CurvePoint:
     """A plan of a region, without memory from before the region.
 
     Attributes:
@@ -53,7 +53,7 @@ class RegionPoint:
         outputs: bytes of the region's outputs.
     """
 
-    planned: PlannedGraph
+    planned: GraphRecord
     kept: int
     forward: int
     backward: int
@@ -62,7 +62,7 @@ class RegionPoint:
     outputs: int
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> RegionPoint:
+    def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> CurvePoint:
         """Return a region's plan as measured by the judge.
 
         Args:
@@ -78,7 +78,7 @@ class RegionPoint:
         levels = [level - graph.fixed_bytes for level in trace.memory_bytes[1:]]  # while each step runs
         tangents = sum(graph.tensors[name].bytes for name in begins.outputs)
         return cls(
-            planned=PlannedGraph.of(graph, schedule, trace),
+            planned=GraphRecord.of(graph, schedule, trace),
             kept=max(0, levels[boundary] - outputs - tangents),
             forward=max(levels[:boundary], default=0),
             backward=max(0, max(levels[boundary:]) - outputs - tangents),
@@ -87,11 +87,11 @@ class RegionPoint:
             outputs=outputs,
         )
 
-    def at(self, schedule: Schedule) -> RegionPoint:
+    def at(self, schedule: Schedule) -> CurvePoint:
         """Return another plan of the region as measured by the judge."""
-        return RegionPoint.of(self.planned.graph, schedule, self.outputs)
+        return CurvePoint.of(self.planned.graph, schedule, self.outputs)
 
-    def taking(self, planned: PlannedGraph, memory: CompiledMemory) -> RegionPoint:
+    def taking(self, planned: GraphRecord, memory: CompiledMemory) -> CurvePoint:
         """Return the same plan with the memory of its compiled kernels."""
         return replace(
             self,
@@ -124,7 +124,7 @@ class WholeStep:
     always: int
     moments: Mapping[Moment, int]
     paths: Sequence[str]
-    curves: Sequence[Sequence[RegionPoint]]
+    curves: Sequence[Sequence[CurvePoint]]
     old_gradients: int = 0
     inputs: Sequence[int] = ()
     link: Link | None = None
@@ -136,11 +136,11 @@ class WholeStep:
             yield moment, level + (0 if moment.is_backward else self.old_gradients)
 
     @property
-    def plain(self) -> tuple[RegionPoint, ...]:
+    def plain(self) -> tuple[CurvePoint, ...]:
         """The plain plan of each region."""
         return tuple(curve[0] for curve in self.curves)
 
-    def judged(self, points: Sequence[RegionPoint], free: int, away: Set[int] = frozenset()) -> Trace:
+    def judged(self, points: Sequence[CurvePoint], free: int, away: Set[int] = frozenset()) -> Trace:
         """Return the judge's replay of the step with these plans.
 
         Args:
@@ -180,7 +180,7 @@ class WholeStep:
                 steps += [Wait(name), Free(name)]
         return Schedule(tuple(steps))
 
-    def graph(self, points: Sequence[RegionPoint], free: int) -> Graph:
+    def graph(self, points: Sequence[CurvePoint], free: int) -> Graph:
         """Return the step as a graph.
 
         A region's kept bytes are a tensor, which its passes write and read.
@@ -200,9 +200,9 @@ class WholeStep:
             if not is_forward:
                 read.add(place)
             elif size:
-                name, beside = f"input of {self.paths[place]}", max(0, level - size)
+                name, other_bytes = f"input of {self.paths[place]}", max(0, level - size)
                 ops.append(
-                    Op(name, "Eager", (), (given[place].name,), 0, beside, phase=Phase.FORWARD, recomputable=False)
+                    Op(name, "Eager", (), (given[place].name,), 0, other_bytes, phase=Phase.FORWARD, recomputable=False)
                 )
             ops.append(
                 Op(
@@ -229,7 +229,7 @@ class WholeStep:
             outputs=rest,
         )
 
-    def at(self, places: Sequence[int]) -> tuple[RegionPoint, ...]:
+    def at(self, places: Sequence[int]) -> tuple[CurvePoint, ...]:
         """Return the plans at these places, one of each curve."""
         return tuple(curve[place] for curve, place in zip(self.curves, places, strict=True))
 

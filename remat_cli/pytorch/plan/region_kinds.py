@@ -27,9 +27,9 @@ from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.internals import (
     Captured,
     Divide,
-    Likeness,
+    GuardedCaptures,
     boxed_backward,
-    compiled_in_ways,
+    compiled_variants,
     leaving_out,
     primals_of,
 )
@@ -41,12 +41,12 @@ from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
 from remat_cli.pytorch.plan.choice import structure_fault
 from remat_cli.pytorch.plan.described import Described, DescribedShard
-from remat_cli.pytorch.plan.fused import FusedPlan, compiled_plan
-from remat_cli.pytorch.plan.record import PlannedGraph
-from remat_cli.pytorch.plan.region_choice import RegionPoint
+from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan
+from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized import resized
-from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion, watch_runs
+from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule, watch_runs
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
@@ -82,7 +82,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(eq=False)
-class Alike:
+class CallGroup:
     """Calls of regions with the same capture and sizes.
 
     Attributes:
@@ -124,10 +124,10 @@ class Captures:
         self._takes_sizes = takes_sizes and not fused
         self._fused = fused
         self._former: dict[str, RegionCall] = {}  # of the step before, by name
-        self._likenesses: dict[object, Likeness] = {}  # that take sizes, by function and place
+        self._guarded: dict[object, GuardedCaptures] = {}  # that take sizes, by function and place
         self._sizes: dict[Captured, Sizes | None] = {}
 
-    def alike(self, calls: Sequence[RegionCall]) -> tuple[list[Alike], dict[int, GraphError]]:
+    def groups(self, calls: Sequence[RegionCall]) -> tuple[list[CallGroup], dict[int, GraphError]]:
         """Group the calls of a step.
 
         Returns:
@@ -135,10 +135,13 @@ class Captures:
         """
         former = [self._former.get(call.name, call) for call in calls]
         twins = _twins(calls)
-        given = [(twin, _made(call), _made(before)) for twin, call, before in zip(twins, calls, former, strict=True)]
+        given = [
+            (twin, _arguments(call), _arguments(before))
+            for twin, call, before in zip(twins, calls, former, strict=True)
+        ]
         step, mode = with_fake_tensors(Step(_reached, tuple(given)), calls[0].device)
-        static: dict[object, Likeness] = {}
-        groups: dict[object, Alike] = {}
+        static: dict[object, GuardedCaptures] = {}
+        groups: dict[object, CallGroup] = {}
         refused: dict[int, GraphError] = {}
         self.hold_elsewhere = self._takes_sizes and bool(self._former)
         for place, call in enumerate(calls):
@@ -147,58 +150,59 @@ class Captures:
             key = function, call.device, call.autocast, call.gradients.outputs
             gradients = OutputGradients(known=call.gradients)
             reach = partial(_reached, call, mode, twin)
-            found = None
+            group = None
             is_shared = function is getattr(twin.forward, "__func__", None)
             if self._takes_sizes and self._former and is_shared and not call.is_split:
-                likeness = self._likenesses.setdefault(key, Likeness(_called(function), gradients, takes_sizes=True))
+                guarded = self._guarded.setdefault(key, GuardedCaptures(_called(function), gradients, takes_sizes=True))
                 with suppress(GraphError):  # then it is captured for these sizes alone
-                    reach(likeness, *before)  # torch sees by it what differs
-                    found = self._sized(likeness, reach(likeness, *now), _called(function))
+                    reach(guarded, *before)  # torch sees by it what differs
+                    group = self._sized(guarded, reach(guarded, *now), _called(function))
             try:
-                if found is None:
+                if group is None:
                     self.hold_elsewhere = False
-                    made = Likeness(_called(function), gradients, fused=self._fused)
-                    likeness = static.setdefault(key, made)
-                    found = _captured(likeness, reach(likeness, *now), _called(function))
+                    unsized = GuardedCaptures(_called(function), gradients, fused=self._fused)
+                    guarded = static.setdefault(key, unsized)
+                    group = _captured(guarded, reach(guarded, *now), _called(function))
             except GraphError as error:
                 refused[place] = error.with_traceback(None)  # which keeps all frames of this call
                 continue
-            if found is None:
+            if group is None:
                 refused[place] = GraphError(f"region {call.path!r}: nothing that it returns needs a gradient")
             else:
-                groups.setdefault((key, found.captured, found.values), found).calls.append(place)
+                groups.setdefault((key, group.captured, group.values), group).calls.append(place)
         self._former = {call.name: call for call in calls}
         return list(groups.values()), refused
 
     def _sized(
-        self, likeness: Likeness, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
-    ) -> Alike | None:
-        found = _captured(likeness, reached, function)
-        if found is None or reached is None:
+        self, guarded: GuardedCaptures, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
+    ) -> CallGroup | None:
+        group = _captured(guarded, reached, function)
+        if group is None or reached is None:
             return None
-        if found.captured not in self._sizes:
-            self._sizes[found.captured] = Sizes.of(found.captured)
-        if (sizes := self._sizes[found.captured]) is None:
-            return found
-        return replace(found, sizes=sizes, values=sizes.values_given(reached[1]), seen=likeness.seen)
+        if group.captured not in self._sizes:
+            self._sizes[group.captured] = Sizes.of(group.captured)
+        if (sizes := self._sizes[group.captured]) is None:
+            return group
+        return replace(group, sizes=sizes, values=sizes.values_given(reached[1]), seen=guarded.seen)
 
 
 def _captured(
-    likeness: Likeness, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
-) -> Alike | None:
-    captured = None if reached is None else likeness.captured[reached[0]]
-    return None if captured is None else Alike([], captured, function)
+    guarded: GuardedCaptures, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
+) -> CallGroup | None:
+    captured = None if reached is None else guarded.captured[reached[0]]
+    return None if captured is None else CallGroup([], captured, function)
 
 
-def _made(call: RegionCall) -> Any:
+def _arguments(call: RegionCall) -> Any:
     """Return the arguments of a region's call, without data."""
     return pytree.tree_map(
-        lambda leaf: leaf.made() if isinstance(leaf, Described | DescribedShard) else leaf, (call.args, call.kwargs)
+        lambda leaf: leaf.without_data() if isinstance(leaf, Described | DescribedShard) else leaf,
+        (call.args, call.kwargs),
     )
 
 
 def _reached(
-    call: RegionCall, mode: FakeTensorMode, twin: nn.Module, likeness: Likeness, args: Any, kwargs: Any
+    call: RegionCall, mode: FakeTensorMode, twin: nn.Module, guarded: GuardedCaptures, args: Any, kwargs: Any
 ) -> tuple[int, Sequence[Any]] | None:
     """Return the capture that torch would run in a call.
 
@@ -208,7 +212,7 @@ def _reached(
     dtype, on = call.autocast
     cast = torch.autocast(call.device, dtype=dtype, enabled=on)
     with mode, explained(f"region {call.path!r}"), cast, suppress(*NO_DATA):
-        return likeness.kind_of(twin, *args, **kwargs)
+        return guarded.capture_of(twin, *args, **kwargs)
     return None
 
 
@@ -224,7 +228,7 @@ def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
         for name, part in call.module.named_parameters():
             if id(part) not in memo:
                 whole = call.parameters[name]
-                memo[id(part)] = nn.Parameter(whole.made().detach(), requires_grad=whole.requires_grad)
+                memo[id(part)] = nn.Parameter(whole.without_data().detach(), requires_grad=whole.requires_grad)
         for buffer in call.module.buffers():
             if id(buffer) not in memo:
                 memo[id(buffer)] = torch.empty_like(buffer, device="meta")
@@ -238,27 +242,27 @@ class SizedKind:
     Attributes:
         region: runs the plans.
         sizes: sizes that differ between calls.
-        made_for: the graph at the plans' own sizes.
+        planned_at: the graph at the plans' own sizes.
         plans: plans in the order of the kind's.
         values: sizes at which their memory is in the budget.
     """
 
     region: SizedRegion
     sizes: Sizes
-    made_for: SizedJoint
-    plans: tuple[SizedPlan, ...]
+    planned_at: SizedJoint
+    plans: tuple[SizedSchedule, ...]
     values: Values
 
-    def run(self, way: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(self, plan_index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run a region by one of the plans."""
-        return self.region.run(self.plans[way], self.values, module, args, kwargs)
+        return self.region.run(self.plans[plan_index], self.values, module, args, kwargs)
 
-    def points_at(self, values: Values) -> tuple[RegionPoint, ...]:
+    def points_at(self, values: Values) -> tuple[CurvePoint, ...]:
         """Return the plans at other sizes, as measured by the judge."""
-        sizes = self.sizes.bytes_at(self.made_for, values)
-        outputs = sum(sizes[storage.name] for storage in self.made_for.joint.returned)
+        sizes = self.sizes.bytes_at(self.planned_at, values)
+        outputs = sum(sizes[storage.name] for storage in self.planned_at.joint.returned)
         graph = resized(self.plans[0].graph, sizes)
-        return tuple(RegionPoint.of(graph, plan.schedule, outputs) for plan in self.plans)
+        return tuple(CurvePoint.of(graph, plan.schedule, outputs) for plan in self.plans)
 
 
 @dataclass(eq=False)
@@ -273,24 +277,24 @@ class RegionKind:
         sized: runs them at many sizes; None for a capture of their sizes alone.
         captured: the planned graph, if inductor's kernels will run; None: eager's kernels run.
         compiled: compiled plans by place.
-        around: entered while a forward pass runs.
+        forward_context: entered while a forward pass runs.
         at_backward: called at the beginning of a backward pass.
-        otherwise: called if a region differs from the planned one, and runs by the plain schedule.
-        ways: places of the used plans.
+        on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
+        used: places of the used plans.
     """
 
     name: str
     function: Callable[..., Any]
     gradients: OutputGradients
-    points: tuple[RegionPoint, ...]
+    points: tuple[CurvePoint, ...]
     sized: SizedKind | None = None
     captured: Captured | None = None
-    compiled: dict[int, FusedPlan] = field(default_factory=dict)
-    around: Callable[[], Any] = nullcontext
+    compiled: dict[int, CompiledPasses] = field(default_factory=dict)
+    forward_context: Callable[[], Any] = nullcontext
     at_backward: Callable[[], None] = lambda: None
-    otherwise: Callable[[], None] = lambda: None
-    ways: frozenset[int] = frozenset()
-    _way: int = 0
+    on_mismatch: Callable[[], None] = lambda: None
+    used: frozenset[int] = frozenset()
+    _plan_index: int = 0
     _run: Callable[..., Any] | None = None
     _known: set[int] = field(default_factory=set)
 
@@ -306,8 +310,8 @@ class RegionKind:
         """Replace the kind's plans."""
         self.points = tuple(self.points[0].at(schedule) for schedule in schedules)
         if self.sized is not None:
-            made_for = self.sized.plans[0]
-            plans = tuple(replace(made_for, schedule=schedule) for schedule in schedules)
+            planned_at = self.sized.plans[0]
+            plans = tuple(replace(planned_at, schedule=schedule) for schedule in schedules)
             self.sized = replace(self.sized, plans=plans)
 
     def at(self, values: Values) -> RegionKind:
@@ -319,17 +323,17 @@ class RegionKind:
         sized = replace(self.sized, values=values)
         return RegionKind(self.name, self.function, self.gradients, sized.points_at(values), sized)
 
-    def use(self, ways: frozenset[int]) -> None:
+    def use(self, used: frozenset[int]) -> None:
         """Note the plans that calls will use."""
-        if not ways <= self.ways:
+        if not used <= self.used:
             self._run = None
-        self.ways |= ways
+        self.used |= used
 
-    def compile(self, way: int) -> None:
+    def compile(self, plan_index: int) -> None:
         """Compile a plan's kernels, which tell the plan's memory.
 
         Args:
-            way: place of the plan.
+            plan_index: place of the plan.
 
         Raises:
             GraphError: inductor does not compile the plan.
@@ -338,16 +342,16 @@ class RegionKind:
         assert self.captured is not None
         with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
             joint = Joint.of(self.captured)
-            made = compiled_plan(joint, self.points[way].planned, self.captured.forward_outputs)
-        self.compiled[way] = made
-        point = self.points[way].taking(made.planned, made.memory)
-        self.points = (*self.points[:way], point, *self.points[way + 1 :])
+            compiled = compiled_plan(joint, self.points[plan_index].planned, self.captured.forward_outputs)
+        self.compiled[plan_index] = compiled
+        point = self.points[plan_index].taking(compiled.planned, compiled.memory)
+        self.points = (*self.points[:plan_index], point, *self.points[plan_index + 1 :])
 
-    def run(self, way: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, plan_index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a region.
 
         Args:
-            way: place of its plan.
+            plan_index: place of its plan.
             module: the region.
             args: positional arguments.
             kwargs: keyword arguments.
@@ -355,7 +359,7 @@ class RegionKind:
         Raises:
             RematError: the region cannot be captured with these inputs.
         """
-        run = self._runner(way)
+        run = self._runner(plan_index)
         if id(module) in self._known:
             return run(module, *args, **kwargs)
         try:
@@ -368,22 +372,24 @@ class RegionKind:
         self._known.add(id(module))
         return result
 
-    def _runner(self, way: int) -> Callable[..., Any]:
+    def _runner(self, plan_index: int) -> Callable[..., Any]:
         if self.sized is not None:
-            return partial(self.sized.run, way)
+            return partial(self.sized.run, plan_index)
         if self._run is None:
             fused = self.captured is not None
             function = _called(self.function)
-            self._run = compiled_in_ways(function, self._ways, lambda: self._way, self.gradients, fused=fused)
+            self._run = compiled_variants(
+                function, self._divides, lambda: self._plan_index, self.gradients, fused=fused
+            )
             self._known = set()
-        self._way = way
+        self._plan_index = plan_index
         return self._run
 
-    def _ways(self) -> dict[int, Divide]:
-        return {way: partial(self._divide, way) for way in sorted(self.ways)}
+    def _divides(self) -> dict[int, Divide]:
+        return {plan_index: partial(self._divide, plan_index) for plan_index in sorted(self.used)}
 
-    def _divide(self, way: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        point = self.points[way]
+    def _divide(self, plan_index: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        point = self.points[plan_index]
         joint = Joint.of(captured)
         graph = graph_of(joint, self.name)
         structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
@@ -393,9 +399,9 @@ class RegionKind:
         if self.captured is None:
             run, run_back = boxed(forward), boxed_backward(backward)
         else:
-            fused = self.compiled.get(way)
+            fused = self.compiled.get(plan_index)
             if fused is None or not is_planned or _given_of(captured) != _given_of(self.captured):
-                planned = PlannedGraph.of(graph, schedule, simulate(graph, schedule))
+                planned = GraphRecord.of(graph, schedule, simulate(graph, schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self, (forward, run), (backward, run_back), is_planned=is_planned)

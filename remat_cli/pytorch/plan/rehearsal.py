@@ -105,7 +105,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untrained: names of calls without any gradient.
         moments: peak at each moment, in order; for a pass of a region, the bytes at its beginning.
         hosted: bytes of each call's inputs that were on the host between its passes, by place.
-        made_by: numbers of the calls that produced each call's inputs, by place.
+        makers: numbers of the calls that produced each call's inputs, by place.
         lasting: inputs that outlived their region's forward pass: names of calls, and places.
     """
 
@@ -118,7 +118,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.hosted: list[dict[int, int]] = []
-        self.made_by: list[dict[int, int]] = []
+        self.makers: list[dict[int, int]] = []
         self._makers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # of what is there, by storage
         self.lasting: set[tuple[str, int]] = set()
         self._moves, self._staying = moves, staying
@@ -128,7 +128,9 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
-        self._made: list[list[tuple[int, torch.dtype, int]]] = []  # differentiable outputs, with their nodes' numbers
+        self._outputs: list[
+            list[tuple[int, torch.dtype, int]]
+        ] = []  # differentiable outputs, with their nodes' numbers
         self._times: dict[str, int] = {}
         self._there: dict[int, int] = {}  # bytes by storage
         self._open: int | None = None
@@ -153,7 +155,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             returned: outputs of the model.
         """
         numbers = _nodes_behind(returned)
-        for place, made in enumerate(self._made):
+        for place, made in enumerate(self._outputs):
             outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
             call = self.calls[place]
             self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
@@ -262,7 +264,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
         held = [_tensors_held(thing) for thing in objects]
         inputs = MovableInputs(args, kwargs) if self._moves else None
-        self.made_by.append(
+        self.makers.append(
             {
                 at: maker
                 for at, leaf in enumerate(pytree.tree_leaves((args, kwargs)))
@@ -285,7 +287,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
                 )
         self._numbers.append((first, next_number()))
-        self._made.append(
+        self._outputs.append(
             [
                 (leaf.dim(), leaf.dtype, number_of(leaf.grad_fn))
                 for leaf in pytree.tree_leaves(result)
@@ -354,7 +356,7 @@ def checkpointed(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    around_rerun: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    rerun_context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     inputs: MovableInputs | None = None,
 ) -> Any:
     """Run a module in a checkpoint.
@@ -367,7 +369,7 @@ def checkpointed(
         forward: the module's forward function.
         args: positional arguments.
         kwargs: keyword arguments.
-        around_rerun: context of the second run.
+        rerun_context: context of the second run.
         inputs: holder of the arguments, if they may leave for the host in between.
 
     Raises:
@@ -395,7 +397,7 @@ def checkpointed(
 
     # Torch is given a tensor that tells the device, and nothing that may leave.
     tells = torch.empty(0, device=device)
-    return checkpoint(run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), around_rerun()))
+    return checkpoint(run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), rerun_context()))
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:

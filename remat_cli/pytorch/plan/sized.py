@@ -27,9 +27,9 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding
-from remat_cli.pytorch.plan.record import PlannedGraph, PlanRecord
+from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
 from remat_cli.pytorch.plan.waiting import DIVIDING
-from remat_cli.pytorch.programs.slots import Entry, Slots, Written, written
+from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 
 # A plan within a budget in bytes is for sizes this much larger than requested.
 _ROOM = 1.25
@@ -41,7 +41,7 @@ _LARGEST_STEP = 64
 
 
 @dataclass(frozen=True, eq=False)
-class _Program:
+class _SizedPasses:
     """A plan with the functions of its two passes.
 
     Attributes:
@@ -49,14 +49,14 @@ class _Program:
         sized: the graph at these sizes.
         schedule: the schedule.
         overhead: overhead of the plan.
-        written: functions that run the schedule.
+        pass_functions: functions that run the schedule.
     """
 
-    planned: PlannedGraph
+    planned: GraphRecord
     sized: SizedJoint
     schedule: Schedule
     overhead: float
-    written: Written
+    pass_functions: PassFunctions
 
 
 class SizedStep:
@@ -81,9 +81,9 @@ class SizedStep:
         self._holding, self._source = holding, holding.source
         self._record = record
         self._modules = modules
-        self._programs: list[_Program] = []
+        self._sized_passes: list[_SizedPasses] = []
         self._numbers: dict[Values, int] = {}  # numbers of entries
-        self._judged: list[PlannedGraph] = []  # plans as measured by the judge, by number
+        self._judged: list[GraphRecord] = []  # plans as measured by the judge, by number
         self._largest = self._largest_so_far()
         self._first = sizes.at(self._largest)
         self._slots = Slots(given, self._first.joint)
@@ -107,7 +107,7 @@ class SizedStep:
             if self._released != (released := self._outputs.known):
                 self._source.regrant()
             self.is_stale, self._released = False, released
-            self._programs, self._numbers, self._again = [], {}, True
+            self._sized_passes, self._numbers, self._again = [], {}, True
         number = self._number(self._sizes.values(args))
         with self._record.runs(self._judged[number]):
             return self._slots.forward(number, args)
@@ -126,72 +126,72 @@ class SizedStep:
             carried = self._carried(values)
             if carried is None:
                 with self._source.waiting.phase(DIVIDING):
-                    carried = self._made(values)
+                    carried = self._planned(values)
                 self._holding.tell_again()
             self._again = False
-            program, planned = carried
+            passes, planned = carried
             planned.inputs = self._sizes.input_shapes(values)
-            self._numbers[values] = self._slots.add(Entry(program.written, self._sizes.numbers(values)))
+            self._numbers[values] = self._slots.add(Entry(passes.pass_functions, self._sizes.numbers(values)))
             self._judged.append(planned)
         return self._numbers[values]
 
-    def _carried(self, values: Values) -> tuple[_Program, PlannedGraph] | None:
+    def _carried(self, values: Values) -> tuple[_SizedPasses, GraphRecord] | None:
         """Return the plan of least overhead that fits at these sizes.
 
         None if a new plan is required.
         """
         graphs: dict[Graph, Graph] = {}
-        for program in sorted(self._programs, key=lambda program: program.overhead):
-            planned = self._at(program, values, graphs)
+        for passes in sorted(self._sized_passes, key=lambda passes: passes.overhead):
+            planned = self._at(passes, values, graphs)
             if planned is None:
                 continue
-            smaller = planned.plain_peak_bytes < _SMALLER * program.planned.plain_peak_bytes
-            if program.overhead > _WORTH and smaller:
+            smaller = planned.plain_peak_bytes < _SMALLER * passes.planned.plain_peak_bytes
+            if passes.overhead > _WORTH and smaller:
                 return None
-            if planned not in program.planned.carried:
-                program.planned.carried.append(planned)
-            return program, planned
+            if planned not in passes.planned.carried:
+                passes.planned.carried.append(planned)
+            return passes, planned
         return None
 
-    def _at(self, program: _Program, values: Values, graphs: dict[Graph, Graph]) -> PlannedGraph | None:
+    def _at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
         """Return a plan at other sizes; None above the budget.
 
         The judge measures the plan there.
 
         Args:
-            program: the plan.
+            passes: the plan.
             values: the sizes.
             graphs: graphs at these sizes by planned graph; missing ones are added.
         """
-        given = program.planned.graph
+        given = passes.planned.graph
         if given not in graphs:
-            graphs[given] = resized(given, self._sizes.bytes_at(program.sized, values))
-        carried = self._source.carried(program.planned, graphs[given], program.schedule)
-        budget, peak = program.planned.budget_bytes, program.planned.predicted_peak_bytes
+            graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, values))
+        carried = self._source.carried(passes.planned, graphs[given], passes.schedule)
+        budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
         if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
-            trace = simulate(graphs[given], program.schedule)
+            trace = simulate(graphs[given], passes.schedule)
             if trace.peak_bytes <= peak:
-                return PlannedGraph.of(graphs[given], program.schedule, trace, budget)
+                return GraphRecord.of(graphs[given], passes.schedule, trace, budget)
         return carried
 
-    def _made(self, values: Values) -> tuple[_Program, PlannedGraph]:
+    def _planned(self, values: Values) -> tuple[_SizedPasses, GraphRecord]:
         """Make a plan that fits at these sizes, if possible for larger sizes."""
-        if not self._programs and self._largest != values:
+        if not self._sized_passes and self._largest != values:
             with suppress(DoesNotFit):  # then these sizes alone have to fit
-                if self._made_for(self._largest, values) and (found := self._carried(values)) is not None:
-                    return found
+                if self._planned_for(self._largest, values) and (planned_here := self._carried(values)) is not None:
+                    return planned_here
         asked = self._roomier(values) if self._source.has_room else values
         if asked != values:
             with suppress(DoesNotFit):  # then less room is left
-                if (found := self._made_for(asked, values)) is not None:
-                    return found
-        found = self._made_for(values, values, is_last=True)
-        assert found is not None
-        return found
+                if (planned_here := self._planned_for(asked, values)) is not None:
+                    return planned_here
+        planned_here = self._planned_for(values, values, is_last=True)
+        assert planned_here is not None
+        return planned_here
 
-    def _made_for(
+    def _planned_for(
         self, asked: Values, values: Values, *, is_last: bool = False
-    ) -> tuple[_Program, PlannedGraph] | None:
+    ) -> tuple[_SizedPasses, GraphRecord] | None:
         """Make a plan for some sizes; return it at others, or None.
 
         None means that the plan does not fit there.
@@ -207,7 +207,7 @@ class SizedStep:
         sized = self._first if asked == self._largest else self._sizes.at(asked)
         captured, joint = sized.captured, sized.joint.releasing(self._released)
 
-        def make(source: ScheduleSource, joint: Joint) -> tuple[Joint, PlannedGraph]:
+        def make(source: ScheduleSource, joint: Joint) -> tuple[Joint, GraphRecord]:
             return joint, source.planned(joint, captured, self._modules)
 
         if is_last:
@@ -216,8 +216,8 @@ class SizedStep:
             joint, planned = make(self._source, joint)
         sized = replace(sized, joint=joint)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
-        program = self._written(planned, sized, planned.schedule, planned.overhead)
-        at_values = planned if asked == values else self._at(program, values, {})
+        passes = self._with_functions(planned, sized, planned.schedule, planned.overhead)
+        at_values = planned if asked == values else self._at(passes, values, {})
         if at_values is None:
             return None
         own = self._record.add(planned)
@@ -225,25 +225,27 @@ class SizedStep:
             at_values = own
         else:
             own.carried.append(at_values)
-        program = replace(program, planned=own)
+        passes = replace(passes, planned=own)
         plain = plain_run(planned.graph)
-        if not self._programs and planned.overhead:  # the plain run is a plan, too, for smaller sizes
-            self._programs.append(self._written(own, sized, plain, 0.0))
-        self._programs.append(program)
-        return program, at_values
+        if not self._sized_passes and planned.overhead:  # the plain run is a plan, too, for smaller sizes
+            self._sized_passes.append(self._with_functions(own, sized, plain, 0.0))
+        self._sized_passes.append(passes)
+        return passes, at_values
 
-    def _written(self, planned: PlannedGraph, sized: SizedJoint, schedule: Schedule, overhead: float) -> _Program:
-        return _Program(planned, sized, schedule, overhead, written(sized.joint, schedule))
+    def _with_functions(
+        self, planned: GraphRecord, sized: SizedJoint, schedule: Schedule, overhead: float
+    ) -> _SizedPasses:
+        return _SizedPasses(planned, sized, schedule, overhead, pass_functions(sized.joint, schedule))
 
     def _largest_so_far(self) -> Values:
         """Return the largest sizes of calls and plans so far."""
-        first, found = self._sizes.first, self._sizes.first
+        first, planned_here = self._sizes.first, self._sizes.first
         for planned in self._record.graphs:
             known = self._sizes.values_of(planned.inputs)
             if known is not None:
-                found = tuple(map(max, found, known))
-        found = found if self._sizes.allows(found) else first
-        return self._roomier(found) if self._source.has_room else found
+                planned_here = tuple(map(max, planned_here, known))
+        planned_here = planned_here if self._sizes.allows(planned_here) else first
+        return self._roomier(planned_here) if self._source.has_room else planned_here
 
     def _roomier(self, values: Values) -> Values:
         """Return larger sizes if torch allows these for the graph.

@@ -21,13 +21,13 @@ from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Sizes, Values
 from remat_cli.pytorch.plan.choice import structure_fault
 from remat_cli.pytorch.programs.program import divided
-from remat_cli.pytorch.programs.slots import Entry, Slots, Written, written
+from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.front_end import SeenSizes
 from remat_cli.pytorch.unstable.joint_graphs import boxed
 
 
 @dataclass(frozen=True, eq=False)
-class SizedPlan:
+class SizedSchedule:
     """A plan of a region that can run at other sizes.
 
     Attributes:
@@ -46,10 +46,10 @@ class SizedRegion:
 
     Attributes:
         name: name of the first region.
-        around: entered while a forward pass runs.
+        forward_context: entered while a forward pass runs.
         at_backward: called at the beginning of a backward pass.
-        otherwise: called if a region differs from the planned one, and runs by the plain schedule.
-        beyond: called if a region is larger than in the rehearsal.
+        on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
+        on_larger: called if a region is larger than in the rehearsal.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], gradients: OutputGradients, seen: SeenSizes) -> None:
@@ -62,15 +62,15 @@ class SizedRegion:
             seen: sizes that torch has seen in calls.
         """
         self.name = name
-        self.around: Callable[[], Any] = nullcontext
+        self.forward_context: Callable[[], Any] = nullcontext
         self.at_backward: Callable[[], None] = lambda: None
-        self.otherwise: Callable[[], None] = lambda: None
-        self.beyond: Callable[[], None] = lambda: None
+        self.on_mismatch: Callable[[], None] = lambda: None
+        self.on_larger: Callable[[], None] = lambda: None
         self._run = compiled(function, self._divide, gradients=gradients, takes_sizes=True, seen=seen.copy())
-        self._asked: tuple[SizedPlan, Values] | None = None
+        self._asked: tuple[SizedSchedule, Values] | None = None
 
     def run(
-        self, plan: SizedPlan, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, plan: SizedSchedule, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run a region.
 
@@ -84,7 +84,7 @@ class SizedRegion:
         self._asked = plan, most
         return self._run(module, *args, **kwargs)
 
-    def asked(self) -> tuple[SizedPlan, Values]:
+    def asked(self) -> tuple[SizedSchedule, Values]:
         """Return the next plan, and its sizes with memory in the budget."""
         assert self._asked is not None
         return self._asked
@@ -105,7 +105,7 @@ class Watched(Protocol):
     """The callbacks of a region: around forward passes, at backward passes, and at runs without a plan."""
 
     @property
-    def around(self) -> Callable[[], Any]:
+    def forward_context(self) -> Callable[[], Any]:
         """Makes the context of a forward pass."""
 
     @property
@@ -113,7 +113,7 @@ class Watched(Protocol):
         """Called at the begin of a backward pass."""
 
     @property
-    def otherwise(self) -> Callable[[], None]:
+    def on_mismatch(self) -> Callable[[], None]:
         """Called at a run without a plan."""
 
 
@@ -133,8 +133,8 @@ def watch_runs(region: Watched, forward: _Pass, backward: _Pass, *, is_planned: 
 
     def noted(args: list[Any]) -> Any:
         if not is_planned:
-            region.otherwise()
-        with region.around():
+            region.on_mismatch()
+        with region.forward_context():
             return run(args)
 
     def noted_back(args: list[Any]) -> Any:
@@ -153,9 +153,9 @@ class _Runs:
         self._sizes = sizes
         self._first = sizes.at(sizes.first)
         self._slots = Slots(given, self._first.joint)
-        self._written: dict[SizedPlan, Written | None] = {}  # None: a plan of another graph
-        self._plain: Written | None = None
-        self._numbers: dict[tuple[SizedPlan, Values], int] = {}
+        self._functions: dict[SizedSchedule, PassFunctions | None] = {}  # None: a plan of another graph
+        self._plain: PassFunctions | None = None
+        self._numbers: dict[tuple[SizedSchedule, Values], int] = {}
         self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes need no more memory than others
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -164,17 +164,17 @@ class _Runs:
     def run_forward(self, args: list[Any]) -> tuple[Any, ...]:
         plan, most = self._region.asked()
         values = self._sizes.values(args)
-        if plan not in self._written:
-            self._written[plan] = self._as_written(plan)
+        if plan not in self._functions:
+            self._functions[plan] = self._functions_of(plan)
         number = self._numbers.get((plan, values))
         if number is None:
-            runs = self._written[plan] or self._written_plain()
+            runs = self._functions[plan] or self._plain_functions()
             number = self._numbers[plan, values] = self._slots.add(Entry(runs, self._sizes.numbers(values)))
-        if self._written[plan] is None:
-            self._region.otherwise()
+        if self._functions[plan] is None:
+            self._region.on_mismatch()
         elif not self._fits(values, most):
-            self._region.beyond()
-        with self._region.around():
+            self._region.on_larger()
+        with self._region.forward_context():
             return self._slots.forward(number, args)
 
     def run_backward(self, args: list[Any]) -> Any:
@@ -193,17 +193,17 @@ class _Runs:
             self._fitting[values, most] = all(size <= there[name] for name, size in here.items())
         return self._fitting[values, most]
 
-    def _as_written(self, plan: SizedPlan) -> Written | None:
+    def _functions_of(self, plan: SizedSchedule) -> PassFunctions | None:
         if len(plan.values) != len(self._sizes.symbols):
             return None
         sized = self._first if plan.values == self._sizes.first else self._sizes.at(plan.values)
         structure = {op.name: op.signature or "" for op in plan.graph.ops}
         if structure_fault(graph_of(sized.joint, self._region.name), structure) is not None:
             return None
-        return written(sized.joint, plan.schedule)
+        return pass_functions(sized.joint, plan.schedule)
 
-    def _written_plain(self) -> Written:
+    def _plain_functions(self) -> PassFunctions:
         if self._plain is None:
             graph = graph_of(self._first.joint, self._region.name)
-            self._plain = written(self._first.joint, plain_run(graph))
+            self._plain = pass_functions(self._first.joint, plain_run(graph))
         return self._plain

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
 
-from remat_cli.pytorch.plan.record import told, waited
+from remat_cli.pytorch.plan.record import notify, waited
 from remat_cli.units import format_time
 
 TRACING = "PyTorch's tracing of the model"
@@ -39,9 +39,9 @@ class Waiting:
     def __init__(self) -> None:
         self.spent_ns: Counter[str] = Counter()
         self._before: Counter[str] = Counter()  # the first phase of this wait
-        self._under_way: list[tuple[str, str]] = []
+        self._phases: list[tuple[str, str]] = []
         self._since = 0
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._timer: threading.Timer | None = None
 
     @contextmanager
@@ -52,22 +52,22 @@ class Waiting:
             name: name of the phase.
             detail: details for the announcement of a long phase.
         """
-        if not self._under_way:
-            self._before, self._told = self.spent_ns.copy(), set()
+        if not self._phases:
+            self._before, self._notified = self.spent_ns.copy(), set()
         self._stop()
-        self._under_way.append((name, detail))
+        self._phases.append((name, detail))
         self._start()
         try:
             yield
         finally:
             self._stop()
-            self._under_way.pop()
-            self._start() if self._under_way else self._end()
+            self._phases.pop()
+            self._start() if self._phases else self._end()
 
     def _start(self) -> None:
         self._since = monotonic_ns()
-        name, detail = self._under_way[-1]
-        if name in self._told:
+        name, detail = self._phases[-1]
+        if name in self._notified:
             return
         left = PATIENCE_NS - (self.spent_ns - self._before)[name]
         self._timer = threading.Timer(max(0, left) / 1e9, self._tell, (name, detail))
@@ -78,14 +78,14 @@ class Waiting:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._under_way:
-            self.spent_ns[self._under_way[-1][0]] += monotonic_ns() - self._since
+        if self._phases:
+            self.spent_ns[self._phases[-1][0]] += monotonic_ns() - self._since
 
     def _tell(self, name: str, detail: str) -> None:
-        self._told.add(name)
-        told(logging.WARNING, f"{name} takes more than {format_time(PATIENCE_NS, 'ns')}{detail and f'; {detail}'}")
+        self._notified.add(name)
+        notify(logging.WARNING, f"{name} takes more than {format_time(PATIENCE_NS, 'ns')}{detail and f'; {detail}'}")
 
     def _end(self) -> None:
         spent = self.spent_ns - self._before
         if spent.total() >= PATIENCE_NS:
-            told(logging.INFO, f"this call waited {waited(spent)}")
+            notify(logging.INFO, f"this call waited {waited(spent)}")

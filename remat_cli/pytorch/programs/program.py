@@ -59,8 +59,8 @@ def divided(joint: Joint, schedule: Schedule, watch: Watch | None = None) -> tup
 
     Arguments and errors are those of `halves`.
     """
-    made = halves(joint, schedule, watch)
-    return made.forward, made.backward
+    passes = halves(joint, schedule, watch)
+    return passes.forward, passes.backward
 
 
 def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fused: bool = False) -> Halves:
@@ -80,9 +80,9 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
     boundary = steps.index(Compute(BOUNDARY))
     forward_steps, backward_steps = steps[:boundary], steps[boundary + 1 :]
     _check_transfers(joint, steps)
-    told = None if watch is None else _as_function(watch)
+    watcher = None if watch is None else _as_function(watch)
     moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
-    forward, backward = _Half(joint, told, moved, fused), _Half(joint, told, moved, fused)
+    forward, backward = _Half(joint, watcher, moved, fused), _Half(joint, watcher, moved, fused)
     for node in (*joint.primals, *joint.sizes):
         forward.input(node)
     forward.run(forward_steps)
@@ -104,10 +104,10 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
 def _as_function(watch: Watch) -> Watch:
     """Return `watch` as a named function for generated code."""
 
-    def told(op: str, made: tuple[Any, ...]) -> None:
-        watch(op, made)
+    def watcher(op: str, results: tuple[Any, ...]) -> None:
+        watch(op, results)
 
-    return told
+    return watcher
 
 
 def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
@@ -142,14 +142,14 @@ def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
 
 
 def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
-    under_way: set[str] = set()
+    in_transit: set[str] = set()
     for step in steps:
         if isinstance(step, Offload | Prefetch):
-            under_way.add(step.tensor)
+            in_transit.add(step.tensor)
         elif isinstance(step, Wait):
-            if step.tensor not in under_way:
+            if step.tensor not in in_transit:
                 continue
-            under_way.remove(step.tensor)
+            in_transit.remove(step.tensor)
         yield step
 
 
@@ -291,7 +291,9 @@ class _Half:
         """Add a copy to the host of these values' memory."""
         self.hosts[first] = self.graph.call_function(transfers.offload, (self.values[first],))
         for value in others:
-            self.hosts[value] = self.graph.call_function(transfers.beside, (self.hosts[first], self.values[value]))
+            self.hosts[value] = self.graph.call_function(
+                transfers.in_memory_of, (self.hosts[first], self.values[value])
+            )
         for value in (first, *others):
             self.hosts[value].meta["val"] = _on_host(value.meta["val"])
 
@@ -300,7 +302,9 @@ class _Half:
         device = first.meta["val"].device
         self.values[first] = self.graph.call_function(transfers.prefetch, (self.hosts[first], device))
         for value in others:
-            self.values[value] = self.graph.call_function(transfers.beside, (self.values[first], self.hosts[value]))
+            self.values[value] = self.graph.call_function(
+                transfers.in_memory_of, (self.values[first], self.hosts[value])
+            )
         for value in (first, *others):
             self.values[value].meta = dict(value.meta)
 

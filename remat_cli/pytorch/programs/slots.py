@@ -24,7 +24,7 @@ from remat_cli.pytorch.unstable.joint_graphs import boxed, save_without_version_
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class PassFunctions:
     """A schedule as two functions that run its passes.
 
     Attributes:
@@ -43,23 +43,23 @@ class Entry:
     """A schedule for certain sizes.
 
     Attributes:
-        written: the schedule.
+        pass_functions: the schedule.
         numbers: the values of the size nodes.
     """
 
-    written: Written
+    pass_functions: PassFunctions
     numbers: Sequence[int | float] = ()
 
 
-def written(joint: Joint, schedule: Schedule) -> Written:
+def pass_functions(joint: Joint, schedule: Schedule) -> PassFunctions:
     """Return a schedule as two functions that run its passes.
 
     Args:
         joint: the graph at the sizes that the schedule was verified for.
         schedule: the schedule.
     """
-    made = halves(joint, schedule)
-    return Written(boxed(made.forward), boxed_backward(made.backward), unchecked(joint, made.saved))
+    passes = halves(joint, schedule)
+    return PassFunctions(boxed(passes.forward), boxed_backward(passes.backward), unchecked(joint, passes.saved))
 
 
 def unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
@@ -100,9 +100,9 @@ class Slots:
         entry = self.entries[number]
         given = [*args, *entry.numbers]
         args.clear()
-        made = entry.written.forward(given)
-        outputs, last = self._given.forward_outputs, len(made) - entry.written.unchecked
-        missing = [torch.empty(0)] * (self._unchecked - entry.written.unchecked)
+        made = entry.pass_functions.forward(given)
+        outputs, last = self._given.forward_outputs, len(made) - entry.pass_functions.unchecked
+        missing = [torch.empty(0)] * (self._unchecked - entry.pass_functions.unchecked)
         return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:]
 
     def backward(self, args: list[Any]) -> Any:
@@ -112,10 +112,10 @@ class Slots:
         """
         entry = self.entries[args[0].shape[1]]
         tangents = len(args) - self._tangents
-        last = tangents - entry.written.unchecked
+        last = tangents - entry.pass_functions.unchecked
         given = [*entry.numbers, *args[1 : tangents - self._unchecked], *args[last:]]
         args.clear()
-        return entry.written.backward(given)
+        return entry.pass_functions.backward(given)
 
     def interface(
         self, run_forward: Callable[[list[Any]], Any], run_backward: Callable[[list[Any]], Any]

@@ -52,7 +52,7 @@ class Attached:
         if module is None or not isinstance(copy, nn.Module):  # a copy without its module
             return None
         call = PlannedCall(copy, self.call.source, self.call.record.budget, fused=self.call.fused)
-        call.otherwise = self.call.otherwise
+        call.fallback = self.call.fallback
         set_call_instead(copy, call)
         # The copy has no parameters of its own yet: they are only in the memo.
         copies = (memo.get(id(parameter)) for parameter in module.parameters())

@@ -64,6 +64,6 @@ def _call(module: fx.GraphModule, options: dict[str, Any]) -> PlannedCall:
         named = ", ".join(sorted({*known, "budget", "fused"}))
         raise UsageError(f"backend 'remat' has no option {unknown[0]!r}", hint=f"there are {named}")
     call = PlannedCall(module, source_within(budget, **options), str(budget), fused=bool(fused))
-    call.record.around_run = nullcontext  # the end of a step is not seen from here: it is not measured
+    call.record.run_context = nullcontext  # the end of a step is not seen from here: it is not measured
     call.record.at_backward = lambda: None
     return call

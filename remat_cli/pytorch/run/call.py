@@ -30,7 +30,7 @@ from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding
-from remat_cli.pytorch.plan.record import PlanRecord, told
+from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.sized import SizedStep
 from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
 from remat_cli.pytorch.programs.self_test import self_test
@@ -71,7 +71,7 @@ class PlannedCall:
         record: record of plans and calls.
         fused: whether to run inductor's kernels.
         strict: refuse a later step without a plan that fits.
-        otherwise: function that changes how a model runs, if it cannot be captured; then the call is repeated. Its
+        fallback: function that changes how a model runs, if it cannot be captured; then the call is repeated. Its
             result undoes the change.
     """
 
@@ -88,7 +88,7 @@ class PlannedCall:
         self.function = callable_of(model)
         self.source = source
         self.record = PlanRecord(budget)
-        self.otherwise: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
+        self.fallback: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # a call without data
         self._before: ModelState | None = None  # state before a trial
@@ -98,11 +98,11 @@ class PlannedCall:
         self._takes_sizes = source.takes_sizes and not fused
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks of all modules
         self._given: Any = ()
-        self.gradients = OutputGradients(partial(told, logging.WARNING), self._runs_back_eagerly)
+        self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
         self._holding = Holding(source, self._watch, strict=strict)
         self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
-        self.record.around_run = self._measured_run
+        self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
 
@@ -114,7 +114,7 @@ class PlannedCall:
         """
         if torch.compiler.is_compiling():
             # Within another plan the call is a part of that plan; other uses of torch.compile must leave it alone.
-            return self.function(*args, **kwargs) if _under_way else _left_alone(self, args, kwargs)
+            return self.function(*args, **kwargs) if _is_running else _left_alone(self, args, kwargs)
         modules = [self.module] if self.module is not None else _modules_in((args, kwargs))
         if (measured := self._watch.end()) is not None:
             self._hold(measured)
@@ -130,9 +130,9 @@ class PlannedCall:
             self.record.refused += 1
             raise
         except GraphError as refusal:
-            if self.otherwise is None or self.module is None or self.record.graphs:
+            if self.fallback is None or self.module is None or self.record.graphs:
                 raise
-            back = self.otherwise(self.module, refusal)
+            back = self.fallback(self.module, refusal)
             if isinstance(refusal, _SizedByData):
                 return self._by_blocks_or_whole(self.module, back, args, kwargs)
             return self.module(*args, **kwargs)
@@ -153,8 +153,10 @@ class PlannedCall:
             torch.set_rng_state(generator)
             set_device_states(*on_devices)
             back()
-            self.otherwise = None
-            told(logging.WARNING, f"it is planned as a whole after all, for these sizes of its data: {refusal.message}")
+            self.fallback = None
+            notify(
+                logging.WARNING, f"it is planned as a whole after all, for these sizes of its data: {refusal.message}"
+            )
             return module(*args, **kwargs)
 
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,7 +176,7 @@ class PlannedCall:
             # remat's own messages are complete; translations of torch's errors may not be.
             cause = None if meant.__traceback__ is not None else error
             meant = _with_hint(meant)
-            may_have_regions = self.module is not None and self.otherwise is None
+            may_have_regions = self.module is not None and self.fallback is None
             if may_have_regions and isinstance(meant, GraphError):
                 meant.add_note(_REGIONS)
             raise meant from cause
@@ -244,7 +246,9 @@ class PlannedCall:
         except CaptureError:
             self._compiled, self._takes_sizes = compiled_functions, True
             raise
-        told(logging.WARNING, "sizes that differ cannot be captured as symbols: each is captured and planned by itself")
+        notify(
+            logging.WARNING, "sizes that differ cannot be captured as symbols: each is captured and planned by itself"
+        )
         return result
 
     def _captured(self) -> Callable[..., Any]:
@@ -258,7 +262,7 @@ class PlannedCall:
                 gradients=self.gradients,
                 takes_sizes=self._takes_sizes,
                 fused=self.fused,
-                around_capture=lambda: self.source.waiting.phase(TRACING),
+                capture_context=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]
 
@@ -303,11 +307,11 @@ class PlannedCall:
             if isinstance(other := call_instead(part), PlannedCall) and other is not self:
                 other.record.is_part = True
         if captured.is_sized_by_data:
-            if self.otherwise is not None and not self.record.graphs:
+            if self.fallback is not None and not self.record.graphs:
                 raise _SizedByData
             self._sizes_of_data += 1
             if self._sizes_of_data == _MANY:
-                told(logging.WARNING, _SIZES_DIFFER)
+                notify(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
             if self.fused:
                 raise GraphError(
@@ -328,16 +332,16 @@ class PlannedCall:
 
 
 # Whether a planned call runs: torch traces for a plan then.
-_under_way = False
+_is_running = False
 
 
 def _planning(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    global _under_way
-    before, _under_way = _under_way, True
+    global _is_running
+    before, _is_running = _is_running, True
     try:
         return function(*args, **kwargs)
     finally:
-        _under_way = before
+        _is_running = before
 
 
 @torch.compiler.disable(reason="a plan runs it")  # type: ignore[no-untyped-call,untyped-decorator]

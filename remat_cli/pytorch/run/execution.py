@@ -32,7 +32,7 @@ from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, measure_once
 from remat_cli.pytorch.memory.memory import Allocations, allocations_of, peak_of, time_of
 from remat_cli.pytorch.plan.choice import check_structure
 from remat_cli.pytorch.plan.fused import compiled_plan
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.programs.program import Watch, divided
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.unstable import pytree
@@ -318,13 +318,13 @@ class StepRuns:
         plain_schedule = plain_run(self.graph)
         plain_call = self.planned(plain_schedule)
         plain = self.results(plain_call)
-        beside, difference = _beside(eager, plain)
+        beside, difference = _compared(eager, plain)
         del eager
         expected, again = _digests(plain), _digests(self.results(plain_call))
         observe.phase("running the schedule")
         plan_call = self.planned(schedule)
         if self.fused:  # other fusions round differently
-            different, by = _beside(plain, self.results(plan_call))
+            different, by = _compared(plain, self.results(plan_call))
             changed = tuple(different) if by > self.tolerance() else ()
         else:
             del plain
@@ -387,7 +387,7 @@ class StepRuns:
                 self.measure(joint)
             forward, backward = divided(joint, schedule, watch)
             if self.fused:
-                planned = PlannedGraph.of(self.graph, schedule, self.replay(schedule))
+                planned = GraphRecord.of(self.graph, schedule, self.replay(schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
                 self.compiled_peaks[id(schedule)] = fused.planned.predicted_peak_bytes - self.graph.fixed_bytes
                 run_by(forward, fused.forward.run)
@@ -493,11 +493,11 @@ class StepRuns:
         """Return the first op with other results than the plain schedule."""
         expected: dict[str, list[str]] = {}
         self.reset()
-        self.run(self.planned(plain, lambda op, made: expected.update({op: [_digest(value) for value in made]})))
+        self.run(self.planned(plain, lambda op, results: expected.update({op: [_digest(value) for value in results]})))
         found: list[str] = []
 
-        def look(op: str, made: tuple[Any, ...]) -> None:
-            if [_digest(value) for value in made] != expected[op]:
+        def look(op: str, results: tuple[Any, ...]) -> None:
+            if [_digest(value) for value in results] != expected[op]:
                 found.append(op)
 
         self.reset()
@@ -507,7 +507,7 @@ class StepRuns:
     def parting(self, schedule: Schedule) -> str | None:
         """Return the op at which memory departs most from the prediction."""
         ran: list[tuple[str, int]] = []
-        call = self.planned(schedule, lambda op, made: ran.append((op, time_ns())))
+        call = self.planned(schedule, lambda op, results: ran.append((op, time_ns())))
         self.results(call)
         ran.clear()
         self.reset()
@@ -562,7 +562,7 @@ def _digests(results: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {name: _digest(value) for name, value in results.items()}
 
 
-def _beside(eager: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> tuple[list[str], float]:
+def _compared(eager: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> tuple[list[str], float]:
     """Return results that differ in any bit, and the largest difference.
 
     The difference is a share of the largest result of the kind.

@@ -20,10 +20,10 @@ from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
 from remat_cli.pytorch.plan.holding import Holding
-from remat_cli.pytorch.plan.record import PlannedGraph, PlanRecord, told
+from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.waiting import DIVIDING
 from remat_cli.pytorch.programs.program import halves
-from remat_cli.pytorch.programs.slots import Entry, Slots, Written, unchecked, written
+from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions, unchecked
 from remat_cli.pytorch.unstable.inductor import as_captured
 
 
@@ -50,7 +50,7 @@ class FixedStep:
         self._inputs = input_shapes(captured)
         self._slots = Slots(captured, self._joint)
         self._released: frozenset[int] = frozenset()
-        self._planned: PlannedGraph
+        self._planned: GraphRecord
         self._number: int
         try:
             self._plan()
@@ -86,7 +86,7 @@ class FixedStep:
         self._planned = self._record.add(replace(planned, inputs=self._inputs))
         self._number = self._slots.add(Entry(runs))
 
-    def _written(self, source: ScheduleSource, joint: Joint) -> tuple[Written, PlannedGraph]:
+    def _written(self, source: ScheduleSource, joint: Joint) -> tuple[PassFunctions, GraphRecord]:
         """Return a plan, and the functions that run it in both passes.
 
         Raises:
@@ -97,9 +97,9 @@ class FixedStep:
             planned = source.planned(joint, captured, self._modules)
             if planned.schedule.has_transfers and joint.device == "cpu":
                 text = "the plan moves tensors to the host, which is the device here: that saves no memory"
-                told(logging.WARNING, text)
-            return written(joint, planned.schedule), planned
+                notify(logging.WARNING, text)
+            return pass_functions(joint, planned.schedule), planned
         fused = fused_plan(source, joint, self._captured, self._modules)
-        made = halves(joint, fused.planned.schedule)
-        run_back = leaving_out(made.backward, fused.backward.run)
-        return Written(fused.forward.run, run_back, unchecked(joint, made.saved)), fused.planned
+        passes = halves(joint, fused.planned.schedule)
+        run_back = leaving_out(passes.backward, fused.backward.run)
+        return PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved)), fused.planned

@@ -15,7 +15,7 @@ from remat_cli.config import Request, load_device, load_measurements, named_plan
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
-from remat_cli.pytorch.plan.record import PlanRecord, told
+from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record, repeated_blocks
@@ -138,7 +138,7 @@ def planned(
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if regions == "auto" and isinstance(source, WithinBudget):
-        call.otherwise = partial(_blocks_without_parts if split else plan_blocks, source, str(budget), fused, strict)
+        call.fallback = partial(_blocks_without_parts if split else plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
@@ -174,7 +174,9 @@ def _check_split(split: bool, schedule: object, *, fused: bool, regions: object)
 def _blocks_without_parts(
     source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
 ) -> Callable[[], None]:
-    told(logging.WARNING, "split has no effect: it takes a step that can be captured as a whole, and blocks run whole")
+    notify(
+        logging.WARNING, "split has no effect: it takes a step that can be captured as a whole, and blocks run whole"
+    )
     return plan_blocks(source, budget, fused, strict, model, refusal)
 
 
@@ -206,8 +208,8 @@ def source_within(
         load_device(str(_path(device, "device")))
     if link_bandwidth is not None:
         parse_rate(str(link_bandwidth))
-    made_by = named_planner(str(planner), "planner").with_options(_options(options), "options")
-    request = Request(_budget(budget), made_by, offload=offload)
+    chosen = named_planner(str(planner), "planner").with_options(_options(options), "options")
+    request = Request(_budget(budget), chosen, offload=offload)
     request.check()
     reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
     if budget_bytes is not None and reserve_bytes >= budget_bytes:

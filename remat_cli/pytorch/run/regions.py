@@ -54,11 +54,11 @@ from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.holding import Holding
-from remat_cli.pytorch.plan.record import PlanRecord, beyond, told, waited
-from remat_cli.pytorch.plan.region_choice import ChosenPlans, RegionPoint, WholeStep
-from remat_cli.pytorch.plan.region_kinds import Alike, Captures, RegionKind, SizedKind, shared_forward
+from remat_cli.pytorch.plan.record import PlanRecord, beyond, notify, waited
+from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
+from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
-from remat_cli.pytorch.plan.sized_region import SizedPlan, SizedRegion
+from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.run.attached import attach, attached_call, detach
 from remat_cli.pytorch.run.call import check_not_sharded
@@ -134,7 +134,7 @@ class RegionsRecord(PlanRecord):
     budget_bytes: int = 0
     overhead: float = 0.0
     least_overhead: float = 0.0
-    points: dict[str, RegionPoint] = field(default_factory=dict)
+    points: dict[str, CurvePoint] = field(default_factory=dict)
     kinds: int = 0
     plans: int = 0
     kernels: str = ""
@@ -299,7 +299,7 @@ def plan_blocks(
     attach_regions(model, paths, source, budget, fused=fused, strict=strict)
     count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)
-    told(
+    notify(
         logging.WARNING,
         f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
     )
@@ -370,11 +370,11 @@ class RegionsCall:
         self._sized: dict[Captured, SizedRegion] = {}
         self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
         self._forwards = {path: part.forward for path, part in regions.items()}
-        self._plans: dict[Inputs, _Plan] = {}  # by the arguments of the model
-        self._made_plans: list[_Plan] = []  # as many on all ranks
+        self._plans: dict[Inputs, _StepChoice] = {}  # by the arguments of the model
+        self._step_choices: list[_StepChoice] = []  # as many on all ranks
         self._wants_another = False
         self._ranks = Ranks()
-        self._plan: _Plan | None = None
+        self._plan: _StepChoice | None = None
         self._compiled = 0  # number of compiled plans of regions
         self._left: set[str] = set()  # regions that cannot be captured
         self._times: Counter[str] = Counter()  # number of calls of each region in this step
@@ -424,16 +424,16 @@ class RegionsCall:
             self._watch.resume()
 
     def _run_planned(
-        self, plan: _Plan, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, plan: _StepChoice, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kind, way = plan.chosen[name]
+        kind, plan_index = plan.chosen[name]
         if not plan.away:
-            return kind.run(way, module, args, kwargs)
+            return kind.run(plan_index, module, args, kwargs)
         number, hosted = plan.step.paths.index(name), self._hosted
         leaves = pytree.tree_leaves((args, kwargs)) if name in plan.away else []
         going = [leaves[place] for place in plan.inputs_of[number]] if leaves else []
         with hosted.leaving(number, [value for value in going if can_leave(value)]):
-            result = kind.run(way, module, args, kwargs)
+            result = kind.run(plan_index, module, args, kwargs)
         hosted.watch(number, result)
         return result
 
@@ -494,7 +494,7 @@ class RegionsCall:
         self.record.beyond_bytes = max(self.record.beyond_bytes, measured.peak_bytes - plan.peak)
         old = measured.gradient_bytes - plan.standing
         if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
-            for other in self._made_plans:
+            for other in self._step_choices:
                 other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
             self._wants_another = True
             self._holding.note_old_gradients(measured, plan.budget, old)
@@ -503,22 +503,22 @@ class RegionsCall:
 
     def _choose_again(self) -> None:
         self._wants_another, self.record.beyond_bytes = False, 0
-        chosen = [plan.chosen for plan in self._made_plans]
-        for plan in self._made_plans:
+        chosen = [plan.chosen for plan in self._step_choices]
+        for plan in self._step_choices:
             self._choose(plan)
-        if chosen != [plan.chosen for plan in self._made_plans]:
+        if chosen != [plan.chosen for plan in self._step_choices]:
             self._holding.tell_again()
 
-    def _take(self, plan: _Plan) -> None:
+    def _take(self, plan: _StepChoice) -> None:
         self._plan, record = plan, self.record
         record.predicted_peak_bytes, record.budget_bytes = plan.peak, plan.budget
         record.overhead, record.least_overhead = plan.overhead, plan.least_overhead
         record.kinds = len(set(plan.kinds))
-        record.points = {name: kind.points[way] for name, (kind, way) in plan.chosen.items()}
+        record.points = {name: kind.points[plan_index] for name, (kind, plan_index) in plan.chosen.items()}
         sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
         record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
 
-    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
+    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _StepChoice:
         """Return the plan for the model's arguments, new or earlier."""
         inputs = Inputs.of(args, kwargs, self._device())
         if inputs not in self._plans and (larger := self._larger(inputs)) is not None:
@@ -527,27 +527,27 @@ class RegionsCall:
         if is_another:
             self._choose_again()
         if is_new:
-            plan = self._made(args, kwargs, inputs)
+            plan = self._planned_step(args, kwargs, inputs)
             self._choose(plan)
             self._take(plan)
-            told(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
+            notify(logging.INFO if self._plans else logging.WARNING, f"planned {self.record.plan}")
             self._plans[inputs] = plan
-            self._made_plans.append(plan)
-            self.record.plans = len(self._made_plans)
+            self._step_choices.append(plan)
+            self.record.plans = len(self._step_choices)
         return self._plans[inputs]
 
-    def _larger(self, inputs: Inputs) -> _Plan | None:
+    def _larger(self, inputs: Inputs) -> _StepChoice | None:
         """Return a larger inputs' plan that can run these inputs.
 
         None if these inputs need a plan of their own.
         """
-        found = [plan for plan in self._made_plans if inputs.is_within(plan.inputs, plan.dimensions)]
+        found = [plan for plan in self._step_choices if inputs.is_within(plan.inputs, plan.dimensions)]
         plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
         if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
             return None
         return plan
 
-    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
+    def _planned_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _StepChoice:
         """Rehearse a step, and plan each kind of region at several budgets.
 
         Regions that cannot be captured are left out.
@@ -557,14 +557,14 @@ class RegionsCall:
         """
         plan, refusal = None, None
         try:
-            plan = self._made_here(args, kwargs, inputs)
+            plan = self._planned_here(args, kwargs, inputs)
         except RematError as error:
             refusal = error
         self._ranks.all_or_none(refusal)
         assert plan is not None
         return self._agreed(plan)
 
-    def _agreed(self, plan: _Plan) -> _Plan:
+    def _agreed(self, plan: _StepChoice) -> _StepChoice:
         """Return a plan that all ranks share, if their captures are equal."""
         if not self._ranks.groups:
             return plan
@@ -579,14 +579,14 @@ class RegionsCall:
         same = all(offer[:2] == offers[0][:2] for offer in offers)
         if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
             return plan
-        for kind, found in zip(order, offers[0][4], strict=True):
-            kind.take(found)
+        for kind, taken in zip(order, offers[0][4], strict=True):
+            kind.take(taken)
         moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
         always = max(offer[3] for offer in offers)
         step = replace(plan.step, always=always, moments=moments, curves=[kind.points for kind in plan.kinds])
         return replace(plan, step=step, plain=step.plain, is_common=True)
 
-    def _made_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _Plan:
+    def _planned_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _StepChoice:
         if self._captures is None:
             self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
         rehearsal, always, groups = self._rehearsed(args, kwargs, self._captures)
@@ -600,17 +600,17 @@ class RegionsCall:
         if self.asked.request.offload and groups:
             assert self._link is not None, "every device profile has one"
             step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
-        for former in self._made_plans:
+        for former in self._step_choices:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
         untrained = frozenset(rehearsal.untrained)
         places = [tuple(hosted) for hosted in rehearsal.hosted]
         standing = self.source.standing([self.module])
-        return _Plan(inputs, dimensions, step, step.plain, ordered, untrained, standing, inputs_of=places)
+        return _StepChoice(inputs, dimensions, step, step.plain, ordered, untrained, standing, inputs_of=places)
 
     def _rehearsed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], captures: Captures
-    ) -> tuple[Rehearsal, int, list[Alike]]:
+    ) -> tuple[Rehearsal, int, list[CallGroup]]:
         """Rehearse a step, and group the calls of its regions.
 
         This is repeated until no further region has to run in eager mode.
@@ -636,7 +636,7 @@ class RegionsCall:
                 )
             if not self._settled(rehearsal.lasting):
                 continue
-            groups, refused = captures.alike(rehearsal.calls)
+            groups, refused = captures.groups(rehearsal.calls)
             left = {rehearsal.calls[place].path: refusal.message for place, refusal in refused.items()}
             left = {path: why for others in self._ranks.all(left) for path, why in others.items()}
             if not left and self._settled(_outputs_kept(rehearsal, groups)):
@@ -661,9 +661,9 @@ class RegionsCall:
             if path not in self._left:
                 self._left.add(path)
                 self.record.left[path] = why
-                told(logging.WARNING, f"{path} is left to eager: {why}")
+                notify(logging.WARNING, f"{path} is left to eager: {why}")
 
-    def _choose(self, plan: _Plan) -> None:
+    def _choose(self, plan: _StepChoice) -> None:
         """Choose a plan for each region.
 
         Memory that steps used beyond a plan is left free if possible.
@@ -678,30 +678,30 @@ class RegionsCall:
             budget = -self._ranks.most(-budget)[0]  # the smallest of all ranks
 
         def choose(step: WholeStep) -> ChosenPlans | None:
-            found = step.within(budget, free)
-            if found is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
+            choice = step.within(budget, free)
+            if choice is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
-            if found is None and self._made_plans and not self.strict:
+            if choice is None and self._step_choices and not self.strict:
                 return step.tightest(free)
-            return found
+            return choice
 
-        found, refusal = self._compiled_choice(plan, choose, free)
+        choice, refusal = self._compiled_choice(plan, choose, free)
         step = plan.step
-        if refusal is None and found is None:
-            least, beside = step.least(free), step.always + free
-            share = larger_share(least, beside, step.judged(plan.plain, free).peak_bytes - beside)
+        if refusal is None and choice is None:
+            least, other_bytes = step.least(free), step.always + free
+            share = larger_share(least, other_bytes, step.judged(plan.plain, free).peak_bytes - other_bytes)
             refusal = DoesNotFit(
                 f"no plans of the regions fit a budget of {format_bytes(budget)} together: the least peak of the step "
                 f"that was found is {format_bytes(least)}",
                 hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or more regions',
             )
         self._ranks.all_or_none(refusal)
-        assert found is not None
-        places, least, away = found
+        assert choice is not None
+        places, least, away = choice
         points = step.at(places)
         trace = step.judged(points, free, away)
         is_above = trace.peak_bytes > budget
-        may_be_above = free > reserved or (bool(self._made_plans) and not self.strict)
+        may_be_above = free > reserved or (bool(self._step_choices) and not self.strict)
         if is_above and (not may_be_above or step.within(budget, free) is not None):
             refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
@@ -717,14 +717,14 @@ class RegionsCall:
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.overhead = trace.time / plain - 1 if plain else 0.0
         plan.least_overhead = max(0.0, least / plain - 1) if plain else 0.0
-        ways = list(zip(plan.kinds, places, strict=True))
-        plan.chosen = dict(zip(step.paths, ways, strict=True))
+        chosen = list(zip(plan.kinds, places, strict=True))
+        plan.chosen = dict(zip(step.paths, chosen, strict=True))
         plan.away = frozenset(step.paths[place] for place in away)
         for kind in set(plan.kinds):
-            kind.use(frozenset(way for other, way in ways if other is kind))
+            kind.use(frozenset(plan_index for other, plan_index in chosen if other is kind))
 
     def _compiled_choice(
-        self, plan: _Plan, choose: Callable[[WholeStep], ChosenPlans | None], free: int
+        self, plan: _StepChoice, choose: Callable[[WholeStep], ChosenPlans | None], free: int
     ) -> tuple[ChosenPlans | None, RematError | None]:
         """Choose a compiled plan for each region.
 
@@ -740,33 +740,37 @@ class RegionsCall:
         """
         refusal: RematError | None = None
         while True:
-            found = choose(plan.step)
+            choice = choose(plan.step)
             if plan.is_common:  # as the first rank has chosen
-                found = self._ranks.all(found)[0]
+                choice = self._ranks.all(choice)[0]
             new: set[tuple[RegionKind, int]] = set()
             if self.fused:
-                places = (plan.step.smallest(free) if found is None else found).places
-                new = {(kind, way) for kind, way in zip(plan.kinds, places, strict=True) if way not in kind.compiled}
+                places = (plan.step.smallest(free) if choice is None else choice).places
+                new = {
+                    (kind, plan_index)
+                    for kind, plan_index in zip(plan.kinds, places, strict=True)
+                    if plan_index not in kind.compiled
+                }
             try:
-                for kind, way in new if refusal is None else ():
-                    self._compile(kind, way)
+                for kind, plan_index in new if refusal is None else ():
+                    self._compile(kind, plan_index)
             except RematError as error:
                 refusal = error.with_traceback(None)
             if not self._ranks.most(bool(new) and refusal is None)[0]:
-                return found, refusal
+                return choice, refusal
             plan.step = replace(plan.step, curves=[kind.points for kind in plan.kinds])
 
-    def _compile(self, kind: RegionKind, way: int) -> None:
+    def _compile(self, kind: RegionKind, plan_index: int) -> None:
         """Compile one of the plans of a region."""
         with self.source.waiting.phase(COMPILING):
-            kind.compile(way)
+            kind.compile(plan_index)
         self._compiled += 1
         spent = self.source.waiting.spent_ns[COMPILING]
         self.record.waited_ns[COMPILING] = spent
         times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
         self.record.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
 
-    def _budget_bytes(self, plan: _Plan, free: int) -> int:
+    def _budget_bytes(self, plan: _StepChoice, free: int) -> int:
         asked, step = self.source.request.budget, plan.step
         assert asked is not None
         if asked.device_bytes is not None:
@@ -816,8 +820,8 @@ class RegionsCall:
                 else:
                     inputs = [part for part in module.parameters() if part.requires_grad]
                     # Gradients are held as in a step, and no hook on them runs.
-                    made = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
-                    del made
+                    gradients = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
+                    del gradients
                 del ends, leaves, returned
         except CheckpointError as error:
             raise rehearsal.runs_once(error) from None
@@ -827,7 +831,7 @@ class RegionsCall:
             torch.clear_autocast_cache()  # the cache holds casts of the rehearsal
         return rehearsal, always
 
-    def _kind(self, call: RegionCall, group: Alike) -> RegionKind:
+    def _kind(self, call: RegionCall, group: CallGroup) -> RegionKind:
         """Return the kind for a call's region, with its plans.
 
         The plans keep less and less, the plain one first.
@@ -844,37 +848,37 @@ class RegionsCall:
         self._link = prepared.link
         self.record.waited_ns.update(alone.waiting.spent_ns)
         outputs = sum(storage.bytes for storage in joint.returned)
-        plain = RegionPoint.of(prepared.graph, plain_run(prepared.graph), outputs)
+        plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
         floor = _kept_in_any_case(prepared.graph)
-        found = [plain]
+        points = [plain]
         for share in _SHARES:
             kept = floor + int(share * max(0, plain.kept - floor))
             schedule = _plan_that_keeps(alone, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
             if schedule is not None:
-                found.append(RegionPoint.of(prepared.graph, schedule, outputs))
+                points.append(CurvePoint.of(prepared.graph, schedule, outputs))
         function = shared_forward(self._forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, self._gradients(call), tuple(found))
+        kind = RegionKind(call.path, function, self._gradients(call), tuple(points))
         if group.sizes is not None and sized is not None and region is not None:
-            plans = tuple(SizedPlan(group.values, prepared.graph, point.planned.schedule) for point in found)
+            plans = tuple(SizedSchedule(group.values, prepared.graph, point.planned.schedule) for point in points)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
         kind.captured = captured if self.fused else None
-        kind.around, kind.at_backward = self._watch.looking, self._watch.backward_begins
-        kind.otherwise = partial(self._ran_otherwise, call.path)
+        kind.forward_context, kind.at_backward = self._watch.looking, self._watch.backward_begins
+        kind.on_mismatch = partial(self._ran_unplanned, call.path)
         return kind
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
         """Return the outputs of a region that get a gradient."""
         return OutputGradients(at_rerun=self._watch.backward_begins, known=call.gradients)
 
-    def _sized_region(self, call: RegionCall, group: Alike) -> SizedRegion:
+    def _sized_region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
         """Return the runner of regions of one capture at many sizes."""
         if group.captured not in self._sized:
             region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
-            region.around, region.at_backward = self._watch.looking, self._watch.backward_begins
-            region.otherwise = partial(self._ran_otherwise, call.path)
-            region.beyond = partial(self._ran_beyond, call.path)
+            region.forward_context, region.at_backward = self._watch.looking, self._watch.backward_begins
+            region.on_mismatch = partial(self._ran_unplanned, call.path)
+            region.on_larger = partial(self._ran_larger, call.path)
             self._sized[group.captured] = region
         return self._sized[group.captured]
 
@@ -887,20 +891,20 @@ class RegionsCall:
                 return at
         return None
 
-    def _ran_otherwise(self, path: str) -> None:
+    def _ran_unplanned(self, path: str) -> None:
         self._ran(f"{path} or a region like it, which is called otherwise than in the rehearsal", "its plain schedule")
 
-    def _ran_beyond(self, path: str) -> None:
+    def _ran_larger(self, path: str) -> None:
         self._ran(f"{path} or a region like it, which is larger than in the rehearsal", "the plan for smaller sizes")
 
     def _ran(self, reason: str, by: str) -> None:
         if reason not in self.record.unplanned:
-            told(logging.WARNING, f"not within the budget: {reason}, runs by {by}")
+            notify(logging.WARNING, f"not within the budget: {reason}, runs by {by}")
         self.record.unplanned[reason] += 1
 
 
 @dataclass(eq=False)
-class _Plan:
+class _StepChoice:
     """The plans of a step's regions, and their choice.
 
     Attributes:
@@ -924,7 +928,7 @@ class _Plan:
     inputs: Inputs
     dimensions: frozenset[Dimension]
     step: WholeStep
-    plain: Sequence[RegionPoint]
+    plain: Sequence[CurvePoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
     standing: int
@@ -938,20 +942,20 @@ class _Plan:
     least_overhead: float = 0.0
 
 
-def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[Alike]) -> set[tuple[str, int]]:
+def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[CallGroup]) -> set[tuple[str, int]]:
     """Return inputs of calls that are outputs of earlier calls.
 
     Only inputs count whose producing call reads them in its backward pass.
     """
     reading: set[int] = set()
-    for group in groups if any(rehearsal.made_by) else ():
+    for group in groups if any(rehearsal.makers) else ():
         joint = Joint.of(group.captured) if group.sizes is None else group.sizes.at(group.values).joint
         returned = {storage.name for storage in joint.returned}
         ops = [op for op in graph_of(joint, "region").ops if op.phase is Phase.BACKWARD and op.type != BOUNDARY_TYPE]
         if any(not returned.isdisjoint(op.inputs) for op in ops):
             reading.update(group.calls)
-    named = zip(rehearsal.calls, rehearsal.made_by, strict=True)
-    return {(call.name, at) for call, made_by in named for at, maker in made_by.items() if maker in reading}
+    named = zip(rehearsal.calls, rehearsal.makers, strict=True)
+    return {(call.name, at) for call, makers in named for at, maker in makers.items() if maker in reading}
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
@@ -971,7 +975,7 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
     within = replace(source, request=request.at(peak))
     key = within.key(limited)
     try:
-        return (within.kept(key, limited) or within.made(key, limited)).schedule
+        return (within.kept(key, limited) or within.new_plan(key, limited)).schedule
     except DoesNotFit:
         return None
 

@@ -12,7 +12,7 @@ from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
 
 # Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
-_ROUNDED_OTHERWISE = (
+_ROUNDED_DIFFERENTLY = (
     torch.ops.aten.upsample_linear1d,
     torch.ops.aten.upsample_bilinear2d,
     torch.ops.aten.upsample_trilinear3d,
@@ -34,7 +34,7 @@ _WITHOUT_SYMBOLS = (
 @contextmanager
 def as_eager_computes() -> Iterator[None]:
     """While this lasts, torch traces each op to the kernels that eager runs."""
-    overloads = [getattr(op, name) for op in _ROUNDED_OTHERWISE for name in op.overloads()]  # type: ignore[no-untyped-call]
+    overloads = [getattr(op, name) for op in _ROUNDED_DIFFERENTLY for name in op.overloads()]  # type: ignore[no-untyped-call]
     held = [(overload, dict(overload.py_kernels)) for overload in overloads]
     for overload, kernels in held:
         for key in kernels.keys() & {torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd}:

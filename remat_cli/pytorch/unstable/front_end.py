@@ -49,7 +49,7 @@ def configured(
     *,
     takes_sizes: bool = False,
     seen: SeenSizes | None = None,
-    around_capture: Callable[[], AbstractContextManager[None]] = nullcontext,
+    capture_context: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Callable[..., Any]:
     """Return `function` as torch.compile has it captured, with code of its own."""
     compiled_function = torch.compile(
@@ -61,7 +61,7 @@ def configured(
     known = seen or SeenSizes()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with config.patch(options), known, _entered_in_captures(around_capture):
+        with config.patch(options), known, _entered_in_captures(capture_context):
             return compiled_function(*args, **kwargs)
 
     return call

@@ -191,12 +191,12 @@ def _seen(make: Callable[..., torch.Tensor], device: str) -> Callable[..., torch
     inductor's own function passes modes by.
     """
 
-    def made(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    def laid_out(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         if is_watched():
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
         return make(size, stride, dtype)
 
-    return made
+    return laid_out
 
 
 @cache

@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from remat_cli.core.graph import Graph, Phase
-from remat_cli.planners.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
+from remat_cli.planners.published.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.reports.safe_text import shorten
 from remat_cli.reports.terminal.layout import QUIET_STYLE, section
 from remat_cli.units import format_bytes

@@ -85,8 +85,8 @@ def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -
     """Return rows on graph, planner and budget."""
     budget = solution.problem.budget.device_bytes
     share = phrasing.share_of_plain_peak(budget, solution.baseline.peak_bytes, solution.problem.graph)
-    if solution.beside_bytes:
-        sizes = map(format_bytes, (budget - solution.beside_bytes, solution.beside_bytes))
+    if solution.uncounted_bytes:
+        sizes = map(format_bytes, (budget - solution.uncounted_bytes, solution.uncounted_bytes))
         share = "{} for the arena, {} of resident bytes beside it".format(*sizes)
     return [*_subject(prepared, planner), ("budget", _titled(format_bytes(budget), share))]
 

@@ -24,7 +24,7 @@ from remat_cli.core.problem import Observer, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import simulate
 from remat_cli.formats.onnx import workspace
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from remat_cli.planning import addresses
 from remat_cli.reports.check.forms import check_junit, check_markdown, check_text
 from remat_cli.units import format_share

@@ -10,8 +10,8 @@ import pytest
 from remat_cli.checks.project import Project, load_project
 from remat_cli.config import PlannerChoice, Request
 from remat_cli.errors import UsageError
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
-from remat_cli.planners.moccasin.planner import Moccasin
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.retention.planner import Retention
 from remat_cli.units import BudgetSpec
 

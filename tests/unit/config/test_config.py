@@ -27,8 +27,8 @@ from remat_cli.errors import UsageError
 from remat_cli.formats import Aliasing
 from remat_cli.formats.source import LARGEST_CONFIG
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
-from remat_cli.planners.lower_sets.options import Strategy
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
+from remat_cli.planners.published.lower_sets.options import Strategy
 from remat_cli.units import BudgetSpec
 from tests.places import ROOT
 

@@ -414,7 +414,7 @@ def test_gradients_that_a_step_makes_are_no_activations() -> None:
     sizes = dict.fromkeys(weights + gradients, 10) | dict.fromkeys(("a1", "a2", "a3", "d1", "d2"), 2)
     step = graph_of(*forward, *backward, sizes=sizes, outputs=("a3", *gradients), kind=Kind.TRAINING, resident_bytes=4)
     # Beside the parameters, the input of 1 byte, resident bytes and gradients: a1, a2, a3 and d2.
-    assert activations_of(step) == Activations(beside_bytes=4 + 1 + 30 + 30, bytes=8)
+    assert activations_of(step) == Activations(other_bytes=4 + 1 + 30 + 30, bytes=8)
     assert bytes_of_budget(parse_budget("50% of activations"), step) == 69
     assert activations_of(step).share(69) == Fraction(1, 2)
     # Where they are resident, as in steps that are derived from a forward graph, the budget is the same.
@@ -429,7 +429,7 @@ def test_without_bytes_of_gradients_activations_are_read_from_the_plain_run(monk
     peak = baseline_of(graph).peak_bytes
     replayed: list[Schedule] = []
     monkeypatch.setattr("remat_cli.core.solve.simulate", lambda _, schedule: replayed.append(schedule))
-    assert activations_of(graph) == Activations(beside_bytes=graph.fixed_bytes, bytes=peak - graph.fixed_bytes)
+    assert activations_of(graph) == Activations(other_bytes=graph.fixed_bytes, bytes=peak - graph.fixed_bytes)
     assert not replayed
 
 
@@ -446,12 +446,12 @@ def test_a_bound_of_the_planners_own_plans_is_of_no_use_beside_the_plan_of_anoth
 
 
 def test_a_share_of_activations_is_that_of_what_fits_beside_everything_else() -> None:
-    assert Activations(beside_bytes=60, bytes=80).share(100) == Fraction(1, 2)
-    assert Activations(beside_bytes=60, bytes=0).share(60) == 0
+    assert Activations(other_bytes=60, bytes=80).share(100) == Fraction(1, 2)
+    assert Activations(other_bytes=60, bytes=0).share(60) == 0
 
 
 def test_where_no_addresses_are_asked_for_resident_bytes_are_part_of_the_budget() -> None:
     graph = replace(GRAPH, resident_bytes=7)
     solution = solve(Problem(graph, Budget(12)), Stub(lambda *_: PlanResult(Status.FEASIBLE, plain_run(graph))))
-    assert (solution.beside_bytes, solution.needed_bytes) == (0, 12)
-    assert replace(solution, has_addresses=True).beside_bytes == 7
+    assert (solution.uncounted_bytes, solution.needed_bytes) == (0, 12)
+    assert replace(solution, has_addresses=True).uncounted_bytes == 7

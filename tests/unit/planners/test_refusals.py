@@ -8,10 +8,10 @@ from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.core.problem import Budget, Observer, Planner, Problem
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.lower_sets import families, transitions
-from remat_cli.planners.lower_sets.chen import Chen
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP, ExactDP
-from remat_cli.planners.lower_sets.exhaustive import Exhaustive
+from remat_cli.planners.published.lower_sets import families, transitions
+from remat_cli.planners.published.lower_sets.chen import Chen
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP, ExactDP
+from remat_cli.planners.published.lower_sets.exhaustive import Exhaustive
 from tests.graphs import diamond, graph_of, op, training_chain
 
 

@@ -51,7 +51,7 @@ def test_budget_is_that_of_the_arena_and_resident_bytes_lie_beside_it() -> None:
 def test_budgets_that_are_advised_leave_resident_bytes_out() -> None:
     graph = graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": 4, "y": 3}, resident_bytes=100)
     refused = planned(graph, "6", "keep_all").solution
-    assert refused.beside_bytes == 100
+    assert refused.uncounted_bytes == 100
     assert any("plan with --budget 7," in advice for advice in remedies(refused, None))
     refused = planned(graph, "7", "keep_all", alignment=4).solution
     assert any("plan with --budget 8," in advice for advice in remedies(refused, None))

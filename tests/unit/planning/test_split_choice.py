@@ -60,7 +60,7 @@ def test_where_all_rows_are_seen_the_note_says_what_is_in_the_way(path: Path) ->
     prepared_with = prepare_in_parts(path, GraphOptions(dims={"seen": 1}))
     found = plan_split(prepared_with, request("20%"))
     assert found.planning.trace is None
-    assert "split was tried" in found.told.prepared.notes[-1]
+    assert "split was tried" in found.noted.prepared.notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -168,11 +168,11 @@ class ForwardValues:
         """Yield the share of each segment in bytes plus its share in time."""
         time = self._arrays.op_time[self.ops].tolist()
         output_bytes = [sum(self._bytes[t] for t in self._arrays.outputs[op]) for op in self.ops]
-        all_made, all_time = max(sum(output_bytes), 1), max(sum(time), 1)
+        all_bytes, all_time = max(sum(output_bytes), 1), max(sum(time), 1)
         begin = 0
         for cut in cuts:
             end = cut.place + 1
-            yield sum(output_bytes[begin:end]) / all_made + sum(time[begin:end]) / all_time
+            yield sum(output_bytes[begin:end]) / all_bytes + sum(time[begin:end]) / all_time
             begin = end
 
 

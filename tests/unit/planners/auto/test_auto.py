@@ -21,8 +21,8 @@ from remat_cli.planners.auto.members import Listener, Members
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.auto.portfolio import Stage, Turn
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.min_cut.planner import MinCut
+from remat_cli.planners.published.lower_sets.dp_planners import ApproxDP
 from remat_cli.planners.retention import any_order_bound
 from remat_cli.planners.retention.cut_bound import CutProof, CutSearch
 from remat_cli.planners.retention.planner import Retention

@@ -30,13 +30,13 @@ BATCH = torch.ones(64, 16)
 def plannings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of what was planned, not read from a folder."""
     keys: list[str] = []
-    made = WithinBudget.made
+    new_plan = WithinBudget.new_plan
 
     def listed(self: WithinBudget, key: str, *args: Any) -> Any:
         keys.append(key)
-        return made(self, key, *args)
+        return new_plan(self, key, *args)
 
-    monkeypatch.setattr(WithinBudget, "made", listed)
+    monkeypatch.setattr(WithinBudget, "new_plan", listed)
     return keys
 
 

@@ -16,7 +16,7 @@ from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.plan import fused
 from remat_cli.pytorch.plan.choice import ScheduleSource
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.torch import plan_of, planned
 from tests.graphs import chain
 from tests.torch_steps import MLP
@@ -68,26 +68,26 @@ class Sized(ScheduleSource):
         self.budget = budget
         self.asked: list[int] = []
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> PlannedGraph:
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
         return self.planned_within(self.budget, joint, captured, modules)
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> PlannedGraph:
+    ) -> GraphRecord:
         self.asked.append(budget_bytes)
         graph = chain(1, 1)
         schedule: Any = type("Steps", (), {"steps": budget_bytes})()
-        return PlannedGraph(graph, schedule, self.budget, 0, budget_bytes, 4000, 1 / budget_bytes)
+        return GraphRecord(graph, schedule, self.budget, 0, budget_bytes, 4000, 1 / budget_bytes)
 
 
 def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tuple[Sized, int | str]:
     """Plan where fusion makes a plan's peak `more` of it; return what was asked, and the peak or the refusal."""
 
-    def compiled(joint: Any, planned: PlannedGraph, outputs: int, *, keeps_order: bool) -> fused.FusedPlan:
+    def compiled(joint: Any, planned: GraphRecord, outputs: int, *, keeps_order: bool) -> fused.CompiledPasses:
         peak = more(planned.predicted_peak_bytes, keeps_order)
         graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
         memory = fused.CompiledMemory(peak, 0, peak, "cpp_fused_gelu_0")
-        return fused.FusedPlan(replace(planned, predicted_peak_bytes=peak), graphs, graphs, memory, keeps_order)
+        return fused.CompiledPasses(replace(planned, predicted_peak_bytes=peak), graphs, graphs, memory, keeps_order)
 
     monkeypatch.setattr(fused, "compiled_plan", compiled)
     source = Sized(budget)

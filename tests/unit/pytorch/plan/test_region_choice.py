@@ -13,8 +13,8 @@ from remat_cli.core.graph import Kind, Op, Tensor, build_graph
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.pytorch.plan.record import PlannedGraph
-from remat_cli.pytorch.plan.region_choice import RegionPoint, WholeStep
+from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
 from remat_cli.pytorch.plan.rehearsal import Moment
 
 _ANY = build_graph(
@@ -26,11 +26,11 @@ _ANY = build_graph(
     ops=[Op("op", "Op", (), ("t",), 1)],
     outputs=["t"],
 )
-PLANNED = PlannedGraph.of(_ANY, plain_run(_ANY), simulate(_ANY, plain_run(_ANY)))
+PLANNED = GraphRecord.of(_ANY, plain_run(_ANY), simulate(_ANY, plain_run(_ANY)))
 
 
-def point(kept: int, forward: int, backward: int, forward_time: int, backward_time: int) -> RegionPoint:
-    return RegionPoint(PLANNED, kept, kept + forward, kept + backward, forward_time + backward_time, forward_time, 0)
+def point(kept: int, forward: int, backward: int, forward_time: int, backward_time: int) -> CurvePoint:
+    return CurvePoint(PLANNED, kept, kept + forward, kept + backward, forward_time + backward_time, forward_time, 0)
 
 
 @st.composite
@@ -73,7 +73,7 @@ def all_choices(step: WholeStep) -> list[tuple[tuple[int, ...], frozenset[int]]]
     return list(product(places, subsets))
 
 
-def used_at_most(step: WholeStep, points: tuple[RegionPoint, ...], away: frozenset[int]) -> int:
+def used_at_most(step: WholeStep, points: tuple[CurvePoint, ...], away: frozenset[int]) -> int:
     """Return the peak as the integer program counts it."""
     flags = {place: int(place in away) for place, size in enumerate(step.inputs) if size}
     peaks: list[int] = []

@@ -14,7 +14,7 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.memory.memory import peak_of
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.sized import SizedStep, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
@@ -28,8 +28,8 @@ class AgainAtAllSizes(Again):
 
     takes_sizes = True
 
-    def carried(self, planned: PlannedGraph, graph: Graph, schedule: Schedule) -> PlannedGraph | None:
-        return None if schedule == plain_run(graph) else PlannedGraph.of(graph, schedule, simulate(graph, schedule))
+    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
+        return None if schedule == plain_run(graph) else GraphRecord.of(graph, schedule, simulate(graph, schedule))
 
 
 class Enlarged(nn.Sequential):

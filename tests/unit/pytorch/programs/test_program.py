@@ -20,7 +20,7 @@ from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.plan.choice import ScheduleSource
-from remat_cli.pytorch.plan.record import PlannedGraph
+from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.programs import slots
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.programs.self_test import self_test
@@ -47,11 +47,11 @@ class Edited(ScheduleSource):
 
     edit: Callable[[Graph, list[Step]], list[Step]]
 
-    def planned(self, joint: Any, captured: Any, modules: Any) -> PlannedGraph:
+    def planned(self, joint: Any, captured: Any, modules: Any) -> GraphRecord:
         del captured, modules
         graph = graph_of(joint, "step")
         schedule = Schedule(tuple(self.edit(graph, list(plain_run(graph).steps))))
-        return PlannedGraph.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+        return GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def at(steps: list[Step], op: str) -> int:
@@ -83,7 +83,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
 
 def copies(graphs: list[fx.GraphModule]) -> Counter[str]:
-    names = ("offload", "prefetch", "wait", "beside")
+    names = ("offload", "prefetch", "wait", "in_memory_of")
     targets = (getattr(node.target, "__name__", "") for module in graphs for node in module.graph.nodes)
     return Counter(name for name in targets if name in names)
 

@@ -367,10 +367,10 @@ def test_plan_is_told_of_where_nobody_has_said_where_the_log_goes(
     monkeypatch.setattr(logging.root, "handlers", [])
     # The command line, where another test has called it in this process, has left a handler.
     monkeypatch.setattr(logging.getLogger("remat"), "handlers", [logging.NullHandler()])
-    record_module.told(logging.INFO, "not by default")
-    record_module.told(logging.WARNING, "planned 30 ops")
+    record_module.notify(logging.INFO, "not by default")
+    record_module.notify(logging.WARNING, "planned 30 ops")
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(io.StringIO())])
-    record_module.told(logging.WARNING, "in the log")
+    record_module.notify(logging.WARNING, "in the log")
     assert capsys.readouterr().err == "remat: planned 30 ops\n"
 
 

@@ -28,9 +28,9 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
 from remat_cli.pytorch.plan.choice import WithinBudget
-from remat_cli.pytorch.plan.fused import CompiledMemory, FusedPlan
-from remat_cli.pytorch.plan.record import PlannedGraph
-from remat_cli.pytorch.plan.region_choice import RegionPoint
+from remat_cli.pytorch.plan.fused import CompiledMemory, CompiledPasses
+from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.run.regions import RegionsRecord
 from remat_cli.pytorch.unstable.joint_graphs import boxed
@@ -159,19 +159,19 @@ def test_bits_are_eagers(make: Callable[[], nn.Module], inputs: Callable[[], Any
 class Compiled:
     """Stands for inductor: the graphs of a plan run op by op, and take the memory that a test says."""
 
-    def __init__(self, memory: Callable[[PlannedGraph], CompiledMemory]) -> None:
-        self.plans: list[PlannedGraph] = []
+    def __init__(self, memory: Callable[[GraphRecord], CompiledMemory]) -> None:
+        self.plans: list[GraphRecord] = []
         self._memory = memory
 
-    def __call__(self, joint: Joint, planned: PlannedGraph, forward_outputs: int) -> FusedPlan:
+    def __call__(self, joint: Joint, planned: GraphRecord, forward_outputs: int) -> CompiledPasses:
         self.plans.append(planned)
         forward, backward = (SimpleNamespace(run=boxed(half)) for half in divided(joint, planned.schedule))
         halves: Any = {"forward": forward, "backward": backward}
-        return FusedPlan(planned, memory=self._memory(planned), keeps_order=False, **halves)
+        return CompiledPasses(planned, memory=self._memory(planned), keeps_order=False, **halves)
 
 
 def test_plans_that_take_more_once_they_are_compiled_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory(planned: PlannedGraph) -> CompiledMemory:
+    def memory(planned: GraphRecord) -> CompiledMemory:
         needs = planned.predicted_peak_bytes - planned.fixed_bytes
         return CompiledMemory(needs, needs // 2, 50 * needs if planned.overhead == 0 else needs, "cpp_fused_gelu_0")
 
@@ -707,7 +707,7 @@ def test_plans_are_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise AssertionError("a plan is made that was there")
 
-    monkeypatch.setattr(WithinBudget, "made", fail)
+    monkeypatch.setattr(WithinBudget, "new_plan", fail)
     planned(again, budget="100%", regions=["0"], plans=tmp_path, options=OPTIONS)(x).sum().backward()
     assert record_of(again).predicted_peak_bytes == record_of(first).predicted_peak_bytes
 
@@ -747,7 +747,7 @@ def test_workspace_of_the_last_forward_op_is_not_kept_for_the_backward_pass() ->
         ],
         outputs=["out", "gradient"],
     )  # fmt: skip
-    point = RegionPoint.of(graph, plain_run(graph), outputs=10)
+    point = CurvePoint.of(graph, plain_run(graph), outputs=10)
     assert (point.kept, point.forward, point.backward) == (30, 140, 57)
     assert (point.forward_time, point.time) == (3, 6)
 

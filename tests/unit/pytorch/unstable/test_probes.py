@@ -51,7 +51,7 @@ BROKEN: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "functions that make tensors are not listed": (modules, "_device_constructors", set),
     "tensors without data behave otherwise": (fakes, "is_fake", lambda value: False),
     "dispatch modes are not listed, or cannot be left out": (dispatch, "_disable_current_modes", nullcontext),
-    "rules by which ops are traced cannot be put aside": (decompositions, "_ROUNDED_OTHERWISE", ()),  # type: ignore[dict-item]
+    "rules by which ops are traced cannot be put aside": (decompositions, "_ROUNDED_DIFFERENTLY", ()),  # type: ignore[dict-item]
     "shards of a model are kept elsewhere": (probes, "FSDPModule", object),
 }
 

@@ -1,0 +1,1 @@
+"""Methods of papers that `auto` does not ask, to be compared with."""
