@@ -36,7 +36,7 @@ LAYERS = (
         "remat_cli.core.schedule",
         "remat_cli.core.allocator",
     ),
-    ("remat_cli.core.problem",),
+    ("remat_cli.core.problem", "remat_cli.pytorch.unstable"),
     ("remat_cli.core.simulate", "remat_cli.core.arena", "remat_cli.core.bounds"),
     ("remat_cli.core.solve",),
     ("remat_cli.splitting",),
@@ -294,3 +294,38 @@ def test_no_public_class_name_stands_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+UNSTABLE = "remat_cli.pytorch.unstable"
+# Below these names stand ops of torch, some of which begin with an underscore and are as public as the others.
+OPS = ("torch.ops", "_aten")
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if is_in(m, "remat_cli.pytorch") and not is_in(m, UNSTABLE)])
+def test_private_parts_of_torch_are_used_in_one_room(module: str) -> None:
+    imported = imports_of(module) - MODULES.keys() - {"__future__"}
+    private = {name for name in imported if "._" in f".{name}" or ".experimental." in name}
+    taken = {
+        ast.unparse(node)
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if node.attr not in our_names() and not ast.unparse(node).startswith(OPS)
+    }
+    assert private | (taken - {"sys._getframe"}) == set()
+
+
+@cache
+def our_names() -> frozenset[str]:
+    """Return all names that remat gives to functions, classes and attributes, outside of the room for torch's."""
+    return frozenset(name for module in MODULES if not is_in(module, UNSTABLE) for name in _defined(tree_of(module)))
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

@@ -69,7 +69,7 @@ def test_the_workflow_runs_every_release_of_torch_that_was_tested() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (default,) = re.findall(r"^DEFAULT_TORCH := (\S+)$", makefile, re.MULTILINE)
-    source = (ROOT / "remat_cli/pytorch/capture/internals.py").read_text(encoding="utf-8")
+    source = (ROOT / "remat_cli/pytorch/unstable/versions.py").read_text(encoding="utf-8")
     (tested,) = re.findall(r"^TESTED_VERSIONS = (.*)$", source, re.MULTILINE)
     ran = [default, *workflow["jobs"]["torch"]["strategy"]["matrix"]["torch"]]
     releases = sorted(

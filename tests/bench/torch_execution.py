@@ -36,11 +36,11 @@ from remat_cli.formats.functions import load_function
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.planning import plan
 from remat_cli.prepare import Prepared, prepare_reading
-from remat_cli.pytorch.capture.internals import forgetting
 from remat_cli.pytorch.capture.reader import callable_of, modules_of, take_step
 from remat_cli.pytorch.capture.step import Step, as_step
 from remat_cli.pytorch.memory.measure import measure_joint
 from remat_cli.pytorch.run.execution import StepRuns
+from remat_cli.pytorch.unstable.front_end import forgetting
 from remat_cli.units import format_bytes, format_share, parse_budget
 from tests.bench.torch_op_times import OpTimes
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from remat_cli.pytorch.capture.ops import arguments, draws, has_effects, is_item, nodes_in, numbered, short_name
+from remat_cli.pytorch.unstable.ops import schema_of
 from remat_cli.splitting import SUM, Axis, Part
 
 # What a rule yields: the rows, the operands that have them (by argument, or its place in a list of tensors), and for
@@ -443,7 +444,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
         changed[_SHAPES[name]] = sizes
     elif name in ("native_group_norm", "native_group_norm_backward"):
         changed["N"] = rows
-    declared = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    declared = [argument.name for argument in schema_of(node.target).arguments]
     for argument, value in changed.items():
         place = declared.index(argument)
         if place < len(args):

@@ -25,8 +25,9 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading
 from remat_cli.pytorch.capture.internals import Captured, Trace, given_of
 from remat_cli.pytorch.capture.lines import followed, form_and_numbers
-from remat_cli.pytorch.capture.ops import storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.places import readable, root_of
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 # Of the whole model's nodes, so large a share at most is traced in parts; else to trace it as a whole is no slower.
 LARGEST_SHARE = 0.3

@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._dynamo import exc
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils import _pytree as pytree
 
 from remat_cli.errors import GraphError, RematError
 from remat_cli.interruption import was_interrupted
-from remat_cli.pytorch.capture.internals import NO_DATA
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.places import innermost, last_place
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.fakes import (
+    NO_DATA,
+    FakeTensorMode,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from remat_cli.pytorch.unstable.front_end import BackendError, CaptureError, TracedError
+from remat_cli.pytorch.unstable.modules import own_tensors
 
 _DATA_DEPENDENT = (
     "a plan needs sizes and branches that do not depend on data: use torch.where or a mask instead, or compute this "
@@ -51,12 +52,12 @@ _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
 
 
 # What torch raises where it cannot capture something.
-CAPTURE_ERRORS = (exc.TorchDynamoException, GuardOnDataDependentSymNode)
+CAPTURE_ERRORS = (CaptureError, GuardOnDataDependentSymNode)
 
 # What stems from there being no data, and not from the code that is called.
 _OF_TENSORS_WITHOUT_DATA = (
     *NO_DATA,
-    exc.TorchDynamoException,
+    CaptureError,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
@@ -206,7 +207,7 @@ def _tensors_of(parts: Iterable[nn.Module], instead: Callable[[torch.Tensor], to
 
     In the mode of tensors without data, ops with only tensors with data are run all the same.
     """
-    held: list[dict[str, Any]] = [kind for part in parts for kind in (part._parameters, part._buffers)]
+    held: list[dict[str, Any]] = [kind for part in parts for kind in own_tensors(part)]
     before = [dict(tensors) for tensors in held]
     others: dict[torch.Tensor, torch.Tensor] = {}
     try:
@@ -225,11 +226,11 @@ def _tensors_of(parts: Iterable[nn.Module], instead: Callable[[torch.Tensor], to
 
 def _explained(error: BaseException, what: str, warned: Sequence[str]) -> GraphError:
     text = str(error)
-    if isinstance(error, exc.BackendCompilerFailed):
+    if isinstance(error, BackendError):
         return _differentiated(error, what, warned)
     reason = text.splitlines()[0] if text else type(error).__name__
     details = _EXPLANATION.search(text)
-    if isinstance(error, exc.TorchRuntimeError) or "Observed exception" in reason:
+    if isinstance(error, TracedError) or "Observed exception" in reason:
         reason = _raised(error, text)
         hint = "does the step run by itself, without remat?"
     else:
@@ -265,7 +266,7 @@ def _raised(error: BaseException, text: str) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _differentiated(error: exc.BackendCompilerFailed, what: str, warned: Sequence[str]) -> GraphError:
+def _differentiated(error: BackendError, what: str, warned: Sequence[str]) -> GraphError:
     """Return the error for a failure while torch traced the backward pass."""
     inner = error.inner_exception
     reason = (str(inner).splitlines() or [""])[0]

@@ -13,11 +13,13 @@ from torch import fx
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.formats.reader import Reading
-from remat_cli.pytorch.capture.internals import Captured, gradient_of, output_descriptions
+from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint, JointOp
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import IN_PLACE, arguments, communicates, nodes_in, numbered, short_name, tensors_of
 from remat_cli.pytorch.capture.places import module_of, source_of
+from remat_cli.pytorch.unstable.joint_graphs import gradient_of, output_descriptions
+from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 
 _SIGNATURE_LENGTH = 12
 
@@ -179,9 +181,9 @@ def _operator(joint: Joint, op: JointOp) -> Operator:
 
 
 def _takes_tensor(node: fx.Node, name: str) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
-    declared = {argument.name: str(argument.type) for argument in node.target._schema.arguments}
+    declared = {argument.name: str(argument.type) for argument in schema_of(node.target).arguments}
     return "Tensor" in declared.get(name, "")
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.fakes import has_data, symbols_of_data
+from remat_cli.pytorch.unstable.tensors import known_size
 
 # Of one result: its size in each dimension, None where that follows from the sizes of inputs; or the number that it is.
 Known = tuple[int | None, ...] | int
@@ -113,7 +115,7 @@ def _value(node: Any) -> Any:
 def _unbacked(value: Any) -> set[Any]:
     """Return the symbols of sizes that depend on data."""
     leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor | torch.SymInt)]
-    return {symbol for leaf in leaves for symbol in free_unbacked_symbols(leaf)}
+    return {symbol for leaf in leaves for symbol in symbols_of_data(leaf)}
 
 
 def _masks(node: fx.Node) -> list[fx.Node]:
@@ -187,7 +189,7 @@ _IN_PLACE |= {"itruediv", "ixor"}
 def _has_no_data(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
-    return value.requires_grad or value.is_meta or torch._subclasses.fake_tensor.is_fake(value)
+    return value.requires_grad or not has_data(value)
 
 
 def _without_symbols(value: torch.Tensor) -> torch.Tensor:
@@ -209,5 +211,5 @@ def _with_sizes(value: torch.Tensor, sizes: tuple[int | None, ...]) -> torch.Ten
     shape = [value.size(place) if size is None else size for place, size in enumerate(sizes)]
     for place, size in enumerate(sizes):
         if size is not None:
-            torch._check(value.size(place) == size)  # type: ignore[no-untyped-call]
+            known_size(value, place, size)
     return value.view(shape)

@@ -12,8 +12,9 @@ from torch import fx
 
 from remat_cli.pytorch.capture.internals import outputs_of
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import draws, has_effects, nodes_in, storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import draws, has_effects, nodes_in, tensors_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 
 def merge_duplicates(graph: fx.Graph) -> None:

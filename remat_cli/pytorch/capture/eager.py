@@ -7,7 +7,6 @@ itself. Ops are seen below autograd; memory is followed by the lifetimes of stor
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from remat_cli.core.graph import Kind, Op, Phase, Tensor, build_graph
@@ -27,10 +24,15 @@ from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.core.schedule import Step as ScheduleStep
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
-from remat_cli.pytorch.capture.ops import draws_with, named_arguments, storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
+from remat_cli.pytorch.unstable.masks import packing_looked_for
+from remat_cli.pytorch.unstable.ops import schema_of
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 # Calls whose results a checkpoint saves: turns within the module's forward pass by function, as `EagerOp.overload`.
 Saved = Mapping[str, Collection[int]]
@@ -247,29 +249,11 @@ def run_eagerly(
     return recorder.finished(step, held, trained)
 
 
-@contextmanager
-def _masks_as_eager_makes_them(step: Step) -> Iterator[None]:
-    """While it is entered, transformers makes no attention masks that it leaves out where tensors have data.
-
-    Without a mask from the user, it looks at position ids for sequences that are packed into one row. In eager mode it
-    sees that there are none in those that it made itself; of tensors without data it takes it that there may be.
-    """
-    masking: Any = sys.modules.get("transformers.masking_utils")
-    if masking is None or not hasattr(masking, "find_packed_sequence_indices"):
-        yield
-        return
-    looks = masking.find_packed_sequence_indices
+def _masks_as_eager_makes_them(step: Step) -> AbstractContextManager[None]:
+    """Return a context in which transformers leaves out masks as with data."""
     leaves = pytree.tree_leaves((step.inputs, step.keyword_inputs))
     given = {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-    def found(position_ids: torch.Tensor) -> Any:
-        return looks(position_ids) if storage_key(position_ids) in given else None
-
-    masking.find_packed_sequence_indices = found
-    try:
-        yield
-    finally:
-        masking.find_packed_sequence_indices = looks
+    return packing_looked_for(lambda position_ids: storage_key(position_ids) in given)
 
 
 def _whole_model(step: Step, where: str) -> nn.Module:
@@ -349,10 +333,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = tensors_of(returned)
         read = {storage_key(tensor) for tensor in given}
         new = {storage_key(tensor): tensor for tensor in results if storage_key(tensor) not in read}
-        writes = func._schema.is_mutable
+        writes = schema_of(func).is_mutable
         if not new and not writes:
             return
-        kind = f"aten.{func._schema.name.partition('::')[2]}"
+        kind = f"aten.{schema_of(func).name.partition('::')[2]}"
         number = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind.partition('.')[2]}{f'_{number}' if number else ''}"
         reads = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
@@ -521,8 +505,10 @@ def _resident_bytes(step: Step, known: set[int]) -> int:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an op changes in place."""
-    changed = {item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write}
-    names = [argument.name for argument in func._schema.arguments]
+    changed = {
+        item.name for item in schema_of(func).arguments if item.alias_info is not None and item.alias_info.is_write
+    }
+    names = [argument.name for argument in schema_of(func).arguments]
     given = [value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in changed]
     return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
@@ -534,10 +520,10 @@ def _operator(
 
     Its operands are in the order of the op's schema.
     """
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     operands: list[Operand | None] = []
     attributes: dict[str, AttributeValue] = {}
-    declared = {argument.name: str(argument.type) for argument in func._schema.arguments}
+    declared = {argument.name: str(argument.type) for argument in schema_of(func).arguments}
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if tensors:

@@ -1,4 +1,4 @@
-"""The parts of torch without a promise of stability that remat uses: gathered here, and tried at first use.
+"""Joint graphs that torch hands over, and what runs in their place.
 
 torch.compile captures forward and backward pass as one joint graph, and asks a *partition function* to divide it. remat
 reads the step in that function, and returns the two graphs of its plan. torch's own runtime handles everything outside
@@ -8,26 +8,15 @@ the graph: inputs that are views of each other, outputs that are views of inputs
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
-import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch._dynamo import pgo
-from torch._dynamo.callback import callback_handler
-from torch._library.fake_class_registry import FakeScriptObject
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.torch_version import TorchVersion
+from torch import fx
 
-from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture import inductor, recurrent
+from remat_cli.pytorch.capture import recurrent
 from remat_cli.pytorch.capture.data_sizes import DataSizes, Known
 from remat_cli.pytorch.capture.ops import draws
 from remat_cli.pytorch.capture.outputs import (
@@ -42,32 +31,23 @@ from remat_cli.pytorch.capture.outputs import (
     missing_gradients,
 )
 from remat_cli.pytorch.capture.pruning import is_tangent, without_gradients
-
-TESTED_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
-
-# What tensors without data raise when they are asked for their values.
-NO_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-
-# Options of torch.compile under which a step is read and run, both times the same: one graph, recurrent layers too.
-_DYNAMO = {
-    "allow_rnn": True,
-    "trace_autograd_ops": True,  # gradients within the forward pass, as of a potential by its coordinates
-    # Each capture is a plan, and none of them is left out: what keeps them few is that sizes are captured as symbols.
-    "recompile_limit": 1_000_000,
-    "accumulated_recompile_limit": 1_000_000,
-    "skip_nnmodule_hook_guards": False,
-    "suppress_errors": False,
-    "optimize_ddp": False,
-    "run_gc_after_compile": False,  # seconds for large models, after each capture
-}
-# Older releases know some of them not yet.
-_DYNAMO = {name: value for name, value in _DYNAMO.items() if hasattr(torch._dynamo.config, name)}
-if TorchVersion(torch.__version__) < "2.12":
-    # Else it does not look whether a parameter of a module that has not changed needs a gradient by now.
-    _DYNAMO["skip_tensor_guards_with_matching_dict_tags"] = False
-# Checkpointing that the model asks for is left to the plan; nothing is computed in the memory of what is saved.
-_FUNCTORCH = {"donated_buffer": False, "debug_assert": False, "functionalize_rng_ops": False}
-
+from remat_cli.pytorch.unstable import inductor, probes
+from remat_cli.pytorch.unstable.decompositions import as_eager_computes
+from remat_cli.pytorch.unstable.front_end import SeenSizes, configured
+from remat_cli.pytorch.unstable.joint_graphs import (
+    Boxed,
+    allow_backward_twice,
+    boxed,
+    divided,
+    input_index,
+    marked_boxed,
+    mutated_input,
+    output_behind,
+    output_descriptions,
+    output_index,
+)
+from remat_cli.pytorch.unstable.tensors import storage_key
+from remat_cli.pytorch.unstable.versions import unsupported
 
 # Where a graph says what runs it.
 _RUN = "remat run"
@@ -148,7 +128,7 @@ def compiled(
         fused: the joint graph has the ops that inductor fuses.
     """
     backend = _backend(divide, foresee, gradients, fused=fused)
-    return _configured(function, backend, takes_sizes=takes_sizes, seen=seen, capture_context=capture_context)
+    return configured(function, backend, takes_sizes=takes_sizes, seen=seen, capture_context=capture_context)
 
 
 def compiled_variants(
@@ -181,7 +161,7 @@ def compiled_variants(
 
         return run
 
-    return _configured(function, backend)
+    return configured(function, backend)
 
 
 class _Reached(BaseException):
@@ -221,7 +201,7 @@ class GuardedCaptures:
         self.captured: list[Captured | None] = []
         self.seen = SeenSizes()
         self._gradients, self._fused = gradients, fused
-        self._call = _configured(function, self._backend, takes_sizes=takes_sizes, seen=self.seen)
+        self._call = configured(function, self._backend, takes_sizes=takes_sizes, seen=self.seen)
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         number = len(self.captured)
@@ -242,147 +222,6 @@ class GuardedCaptures:
         except _Reached as reached:
             return reached.number, reached.inputs
         return None
-
-
-def _configured(
-    function: Callable[..., Any],
-    backend: Callable[..., Any],
-    *,
-    takes_sizes: bool = False,
-    seen: SeenSizes | None = None,
-    capture_context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Callable[..., Any]:
-    """Return `function` as torch.compile has it captured, with code of its own."""
-    compiled_function = torch.compile(
-        with_own_code(function), backend=backend, fullgraph=True, dynamic=None if takes_sizes else False
-    )
-
-    options = {**_DYNAMO, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
-
-    known = seen or SeenSizes()
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(options), known, _entered_in_captures(capture_context):
-            return compiled_function(*args, **kwargs)
-
-    return call
-
-
-@contextlib.contextmanager
-def _entered_in_captures(context: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """While this lasts, have torch enter a context before it captures something, and leave it afterwards."""
-    entered = contextlib.ExitStack()
-
-    def begins(_: object) -> None:
-        entered.enter_context(context())
-
-    def ends(_: object) -> None:
-        entered.close()
-
-    callback_handler.register_start_callback(begins)
-    callback_handler.register_end_callback(ends)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(begins)
-        callback_handler.remove_end_callback(ends)
-        entered.close()
-
-
-class SeenSizes:
-    """While it is entered, torch knows of no sizes but those that it has seen while it was entered.
-
-    Otherwise torch takes sizes of one model for those of another with the same code, and captures symbols at once.
-    """
-
-    def __init__(self) -> None:
-        self._own: Any = defaultdict(pgo.CodeState)
-        self._before: list[Any] = []  # a call may be within another one
-
-    def copy(self) -> SeenSizes:
-        """Return another that has seen the same."""
-        other = SeenSizes()
-        other._own = copy.deepcopy(self._own)
-        return other
-
-    def __enter__(self) -> None:
-        self._before.append(pgo._CODE_STATE)
-        pgo._CODE_STATE = self._own
-
-    def __exit__(self, *_: object) -> None:
-        pgo._CODE_STATE = self._before.pop()
-
-
-def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that does the same, in code that no other one has."""
-    of = getattr(function, "__func__", function)
-    if not isinstance(of, FunctionType):
-        return function
-    code = of.__code__.replace()
-    own = FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
-    own.__kwdefaults__ = of.__kwdefaults__
-    functools.update_wrapper(own, of)
-    del own.__wrapped__  # type: ignore[attr-defined]
-    return MethodType(own, function.__self__) if isinstance(function, MethodType) else own
-
-
-def is_passed_over(error: RuntimeError | UserWarning) -> bool:
-    """Tell whether torch says that it ran a function without a capture: that of code it was told to pass over.
-
-    torch 2.12 warns of it, torch 2.11 says nothing.
-
-    A module's forward method is the same code for all modules of its class, and it is passed over for all of them once
-    somebody else's torch.compile has captured it as often as its limit allows.
-    """
-    return "no compiled frames" in str(error)
-
-
-def mode_that_watches() -> str | None:
-    """Return the name of a mode that sees each op: within one torch.compile runs nothing that it captured."""
-    for number in range(torch._C._len_torch_dispatch_stack()):
-        mode = torch._C._get_dispatch_stack_at(number)
-        if not mode.is_infra_mode() and not mode.ignore_compile_internals():
-            return type(mode).__name__.lstrip("_")
-    return None
-
-
-def captured_apart(module: nn.Module) -> Callable[..., Any]:
-    """Return a module's call in a form that is captured as a whole, with no code that other modules share."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    return call
-
-
-def captured_call(module: nn.Module) -> Callable[..., Any]:
-    """Return a module's call, in a form that torch.compile does not pass over.
-
-    It does not look into functions of torch itself, which the forward method of a `Sequential` is, unless somebody
-    else's function calls them.
-    """
-
-    return captured_apart(module) if torch._dynamo.trace_rules.check(module.forward) else module._call_impl
-
-
-class _Functions(dict[Callable[..., Any], None]):
-    """Functions, as a setting of torch.compile.
-
-    torch 2.11 writes this setting as JSON: it sorts sets, which fails for functions. So it is told of no items.
-    """
-
-    def items(self) -> Any:
-        """Return nothing."""
-        return ()
-
-
-def _logging_methods() -> _Functions:
-    """Return all methods of loggers, for a captured step does not log.
-
-    Libraries' additions are included.
-    """
-    methods = (method for name, method in vars(logging.Logger).items() if not name.startswith("_"))
-    return _Functions((method, None) for method in methods if callable(method))
 
 
 def _backend(
@@ -487,8 +326,6 @@ class _Divided:
     def _trace(
         self, inputs: Sequence[Any], given: Sequence[Primal], expected: frozenset[int], known: tuple[Known, ...]
     ) -> None:
-        from torch._dynamo.backends.common import aot_autograd
-
         module = fx.GraphModule(self._module, copied(self._graph))
         rerun = EagerRun(fx.GraphModule(self._module, self._graph))
         primals_given = list(given)
@@ -508,86 +345,24 @@ class _Divided:
                 Captured(joint, num_fwd_outputs, primals, released=released, is_sized_by_data=bool(known))
             )
 
-        compiler = aot_autograd(
-            fw_compiler=_runner,
-            bw_compiler=_backward_runner,
-            inference_compiler=_runner,
-            partition_fn=partition,
-            keep_inference_input_mutations=True,
-            **({"decompositions": inductor.decompositions()} if self._fused else {}),
-        )
         if known:
             self._data_sizes.fix(module.graph, known)
         detach_outputs(module.graph, {place for place, _, _ in self._form} - expected)
         recurrent.as_ops(module.graph)
         module.recompile()
-        with (
-            torch._functorch.config.patch(_FUNCTORCH),
-            contextlib.nullcontext() if self._fused else _as_eager_computes(),
-        ):
-            run = compiler(module, inputs)
+        with contextlib.nullcontext() if self._fused else as_eager_computes():
+            run = divided(
+                module,
+                inputs,
+                partition,
+                forward=_runner,
+                backward=_backward_runner,
+                decompositions=inductor.decompositions() if self._fused else None,
+            )
         primals_given.clear()  # torch 2.11 and 2.12 keep the partition function, and would keep tensors with it
         may_rerun = self._gradients.known is None
         seen = SeenOutputs(self._form, self._gradients, expected, rerun if may_rerun else None)
         self._traced[known] = run, seen
-
-
-# Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
-_ROUNDED_DIFFERENTLY = (
-    torch.ops.aten.upsample_linear1d,
-    torch.ops.aten.upsample_bilinear2d,
-    torch.ops.aten.upsample_trilinear3d,
-    torch.ops.aten.upsample_bicubic2d,
-    torch.ops.aten.multi_margin_loss,
-    torch.ops.aten.multilabel_margin_loss_forward,
-)
-
-
-# Their backward ops, whose rules for tensors without data know no symbols.
-_WITHOUT_SYMBOLS = (
-    torch.ops.aten.upsample_linear1d_backward.default,
-    torch.ops.aten.upsample_bilinear2d_backward.default,
-    torch.ops.aten.upsample_trilinear3d_backward.default,
-    torch.ops.aten.upsample_bicubic2d_backward.default,
-)
-
-
-@contextlib.contextmanager
-def _as_eager_computes() -> Iterator[None]:
-    """While this lasts, torch traces each op to the kernels that eager runs."""
-    overloads = [getattr(op, name) for op in _ROUNDED_DIFFERENTLY for name in op.overloads()]  # type: ignore[no-untyped-call]
-    held = [(overload, dict(overload.py_kernels)) for overload in overloads]
-    for overload, kernels in held:
-        for key in kernels.keys() & {torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd}:
-            if overload._overloadname == "vec":  # takes factors or sizes; what torch has for it in C++ knows no symbols
-                overload.py_kernels[key] = functools.partial(_interpolated, overload.overloadpacket.default)
-            else:
-                del overload.py_kernels[key]
-        overload._dispatch_cache.clear()
-    rules = torch._decomp.decomposition_table
-    added = [op for op in _WITHOUT_SYMBOLS if op not in rules]
-    rules.update(dict.fromkeys(added, _like_the_input))
-    try:
-        yield
-    finally:
-        for op in added:
-            del rules[op]
-        for overload, kernels in held:
-            overload.py_kernels.update(kernels)
-            overload._dispatch_cache.clear()
-
-
-def _interpolated(
-    op: Any, x: torch.Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
-) -> Any:
-    size = torch._decomp.decompositions.upsample_compute_output_size(  # type: ignore[no-untyped-call]
-        x.size(), size, factors
-    )
-    return op(x, size, align_corners, *(factors or (None,) * len(size)))
-
-
-def _like_the_input(gradient: torch.Tensor, _: Any, input_size: Sequence[int], *__: Any) -> torch.Tensor:
-    return gradient.new_empty(input_size)
 
 
 def given_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Primal]:
@@ -628,45 +403,16 @@ def outputs_of(graph: fx.Graph) -> Sequence[Any]:
     return outputs  # type: ignore[return-value]
 
 
-def output_descriptions(graph: fx.Graph) -> Sequence[Any]:
-    """Return torch's description of each output of a joint graph."""
-    return graph.output_node().meta["desc"]  # type: ignore[no-any-return]
-
-
 def _given_as(primal: fx.Node, given: Sequence[Primal]) -> Primal:
     index = input_index(primal)
     return given[index] if index is not None and index < len(given) else Primal()
 
 
-def is_object(value: object) -> bool:
-    """Return whether a value stands for an opaque object of a graph.
-
-    The mesh of a DTensor is such an object.
-    """
-    return isinstance(value, FakeScriptObject)
-
-
-def input_index(primal: fx.Node) -> int | None:
-    """Return which input of the captured function a primal is; None for one that torch made of several."""
-    return getattr(primal.meta.get("desc"), "idx", None)
-
-
-def mutated_input(description: object) -> int | None:
-    """Return the input whose new value a forward output is, from the output's description; None where there is none."""
-    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-
-    if isinstance(description, InputMutationAOTOutput):
-        return getattr(description.mutated_input, "idx", -1)
-    return None
-
-
 def _places_of_outputs(joint: fx.Graph, forward_outputs: int, expected: Collection[int]) -> dict[int, int]:
     """Map outputs of a captured function that get no gradient to their positions among those of its joint graph."""
-    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
-
     described = output_descriptions(joint)[:forward_outputs]
-    places = {what.idx: slot for slot, what in enumerate(described) if isinstance(what, PlainAOTOutput)}
-    return {place: slot for place, slot in places.items() if place not in expected}
+    places = {output_index(what): slot for slot, what in enumerate(described)}
+    return {place: slot for place, slot in places.items() if place is not None and place not in expected}
 
 
 def _changed_inputs(joint: fx.Graph, forward_outputs: int) -> list[int]:
@@ -677,53 +423,12 @@ def _changed_inputs(joint: fx.Graph, forward_outputs: int) -> list[int]:
     return sorted(place for place in places if place is not None and place >= 0)
 
 
-def gradient_of(description: object) -> object:
-    """Return torch's description of the input behind a gradient output.
-
-    None for other outputs. The argument is the output's description.
-
-    An input that torch takes apart has one description for each part; none of them equals this one.
-    """
-    from torch._functorch._aot_autograd.descriptors import GradAOTOutput
-
-    return description.grad_of if isinstance(description, GradAOTOutput) else None
-
-
-def save_without_version_check(node: fx.Node) -> None:
-    """Let a value be kept for the backward pass although its base changes before that."""
-    node.meta["saved_tensor_with_no_vc_check"] = True
-
-
-def _allow_backward_twice() -> None:
-    """Declare that the backward pass overwrites nothing saved, so that it can run twice (`retain_graph=True`)."""
-    context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
-
-
-def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Return a runner of a graph that empties its list of arguments.
-
-    So only the runner holds the arguments.
-    """
-    from torch.fx.graph import _BoxedCodeGen
-
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    forward = module.forward
-
-    def run(args: list[Any]) -> Any:
-        return forward(args)
-
-    return run
-
-
-def boxed_backward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def boxed_backward(module: fx.GraphModule) -> Boxed:
     """Return a runner of a backward pass, in the manner of `boxed`.
 
     It skips the work of gradients that have not arrived.
     """
-    whole, others = boxed(module), dict[frozenset[str], Callable[[list[Any]], Any]]()
+    whole, others = boxed(module), dict[frozenset[str], Boxed]()
     absent = _absent_tangents(module)
 
     def run(args: list[Any]) -> Any:
@@ -736,7 +441,7 @@ def boxed_backward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
-def leaving_out(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def leaving_out(module: fx.GraphModule, run: Boxed) -> Boxed:
     """Return a runner of a compiled backward pass.
 
     It leaves out gradients that depend on no arrived gradient.
@@ -762,13 +467,7 @@ def leaving_out(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Call
 
 def _absent_tangents(module: fx.GraphModule) -> Callable[[], frozenset[str]]:
     """Return a function that names a backward pass's inputs that are zeros, as no gradient has arrived."""
-    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
-
-    names: dict[int, str] = {}
-    for node in tangents_of(module.graph):
-        described = node.meta.get("desc")
-        if isinstance(described, TangentAOTInput) and isinstance(described.output, PlainAOTOutput):
-            names[described.output.idx] = node.name
+    names = {output_behind(node): node.name for node in tangents_of(module.graph)}
 
     def absent() -> frozenset[str]:
         return frozenset(names[place] for place in missing_gradients() if place in names)
@@ -776,7 +475,7 @@ def _absent_tangents(module: fx.GraphModule) -> Callable[[], frozenset[str]]:
     return absent
 
 
-def run_by(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> None:
+def run_by(module: fx.GraphModule, run: Boxed) -> None:
     """Have a graph that is handed back to torch run by a function, which takes its arguments as `boxed` says."""
 
     def by_function(args: list[Any]) -> Any:  # torch copies graphs: a function is not copied with what it belongs to
@@ -785,20 +484,19 @@ def run_by(module: fx.GraphModule, run: Callable[[list[Any]], Any]) -> None:
     module.meta[_RUN] = by_function
 
 
-def _runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+def _runner(module: fx.GraphModule, example_inputs: Any) -> Boxed:
     """Return the runner of a graph that torch gives to the compiler."""
     del example_inputs
-    _allow_backward_twice()
+    allow_backward_twice()
     given = module.meta.get(_RUN) or boxed(module)
 
     def run(args: list[Any]) -> Any:
         return given(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return marked_boxed(run)
 
 
-def _backward_runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+def _backward_runner(module: fx.GraphModule, example_inputs: Any) -> Boxed:
     """Return the runner of a backward pass, unless another has run instead."""
     given, gradients = _runner(module, example_inputs), len(outputs_of(module.graph))
 
@@ -808,18 +506,7 @@ def _backward_runner(module: fx.GraphModule, example_inputs: Any) -> Callable[[l
             return [None] * gradients
         return given(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-@contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """Drop everything that torch.compile captures meanwhile."""
-    torch._dynamo.reset()
-    try:
-        yield
-    finally:
-        torch._dynamo.reset()
+    return marked_boxed(run)
 
 
 @cache
@@ -830,20 +517,11 @@ def check_supported() -> None:
         UsageError: it is not.
     """
     try:
-        fault = _fault_of_capture()
+        fault = probes.fault() or _fault_of_capture()
     except Exception as error:
         fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if fault:
         raise unsupported(fault)
-
-
-def unsupported(fault: str) -> UsageError:
-    """Return the error that says that this torch does not work as expected."""
-    tested = ", ".join(TESTED_VERSIONS)
-    return UsageError(
-        f"torch {torch.__version__} does not work with this version of remat: {fault}",
-        hint=f"remat was tested with torch {tested}; install one of these, or a newer remat",
-    )
 
 
 def _fault_of_capture() -> str:
@@ -877,6 +555,6 @@ def _fault_of_marks(nodes: dict[str, fx.Node]) -> str:
         "ops do not say where they come from": bool(relu.meta.get("stack_trace")),
     }
     fault = next((fault for fault, holds in expectations.items() if not holds), "")
-    if not fault and len({value.untyped_storage()._cdata for value in values}) != 1:  # type: ignore[union-attr]
+    if not fault and len(set(map(storage_key, values))) != 1:  # type: ignore[arg-type]
         fault = "fake tensors do not share storage"
     return fault

@@ -18,16 +18,7 @@ from remat_cli.core.graph import Phase
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.dropout import apply_masks_apart
 from remat_cli.pytorch.capture.duplicates import merge_duplicates
-from remat_cli.pytorch.capture.internals import (
-    Captured,
-    is_object,
-    mutated_input,
-    output_descriptions,
-    outputs_of,
-    primals_of,
-    sizes_of,
-    tangents_of,
-)
+from remat_cli.pytorch.capture.internals import Captured, outputs_of, primals_of, sizes_of, tangents_of
 from remat_cli.pytorch.capture.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.pytorch.capture.ops import (
     IN_PLACE,
@@ -36,11 +27,13 @@ from remat_cli.pytorch.capture.ops import (
     has_effects,
     is_item,
     is_view,
-    storage_key,
     tensors_of,
     waits,
 )
 from remat_cli.pytorch.capture.places import readable, root_of, source_of
+from remat_cli.pytorch.unstable.fakes import is_object
+from remat_cli.pytorch.unstable.joint_graphs import mutated_input, output_descriptions
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 BOUNDARY = "boundary"
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+
+from remat_cli.pytorch.unstable.fakes import FakeTensor
+from remat_cli.pytorch.unstable.modules import BUFFERS, MODULES, PARAMETERS, own_tensors
 
 # How many containers within each other are looked into, from a module on.
 _DEPTH = 4
 # The attributes in which a module keeps its parts, which are looked at as these.
-_PARTS = ("_parameters", "_buffers", "_modules")
+_PARTS = (PARAMETERS, BUFFERS, MODULES)
 _MISSING = object()
 
 
@@ -43,7 +45,7 @@ class ModelState:
                     self._note_mapping(held)
                 else:
                     self._note(held, _DEPTH)
-            for buffer in part._buffers.values():
+            for buffer in own_tensors(part)[1].values():
                 if buffer is not None:
                     self._note_tensor(buffer)
 

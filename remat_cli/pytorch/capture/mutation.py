@@ -15,16 +15,12 @@ import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.internals import (
-    input_index,
-    mutated_input,
-    output_descriptions,
-    outputs_of,
-    tangents_of,
-)
+from remat_cli.pytorch.capture.internals import outputs_of, tangents_of
 from remat_cli.pytorch.capture.ops import arguments, has_effects, is_item, tensors_of
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+from remat_cli.pytorch.unstable.joint_graphs import input_index, mutated_input, output_descriptions
+from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 
 _aten = torch.ops.aten
 
@@ -108,7 +104,7 @@ def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def _changes(graph: fx.Graph) -> list[_Change]:
     changes = [_Change(node.args[0], node, frozenset()) for node in graph.nodes if is_copy(node)]
     for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not is_copy(node):
+        if node.op == "call_function" and isinstance(node.target, OpOverload) and not is_copy(node):
             _check_changes_nothing_else(node)
     for change in changes:
         if change.primal.op != "placeholder" and change.copy is not None:
@@ -129,7 +125,7 @@ def _changes(graph: fx.Graph) -> list[_Change]:
 
 
 def _check_changes_nothing_else(node: fx.Node) -> None:
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = schema_of(node.target)
     if schema.is_mutable and node.target.namespace == "aten":  # type: ignore[union-attr]
         raise _changes_inside(node)
 
@@ -178,7 +174,7 @@ def _forget_unread_statistics(graph: fx.Graph) -> None:
     for node in graph.nodes:
         flag = _UNREAD_STATISTICS.get(node.target)
         if flag is not None and arguments(node)[flag] is True:
-            names = [argument.name for argument in node.target._schema.arguments]
+            names = [argument.name for argument in schema_of(node.target).arguments]
             unread = {names.index(name) for name in ("running_mean", "running_var")}
             node.args = tuple(None if place in unread else value for place, value in enumerate(node.args))
 

@@ -13,6 +13,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from remat_cli.pytorch.unstable.ops import OpOverload, name_of, schema_of
+from remat_cli.pytorch.unstable.tensors import storage_key
+
 # Arguments that say how likely a random op is to change anything: at 0 it draws nothing.
 _CHANCES = ("dropout_p", "p", "dropout")
 # Collectives must be issued by all processes in the same order; these, and what has effects, run exactly once.
@@ -27,26 +30,6 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
     if isinstance(value, torch.Tensor):
         return (value,)
     return tuple(item for item in value if isinstance(item, torch.Tensor)) if isinstance(value, tuple | list) else ()
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a key that tensors share exactly if they share memory."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor.
-
-    Of a sharded tensor (a DTensor) it is the shard, otherwise the tensor itself.
-    """
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
-
-
-def is_wrapper(kind: type) -> bool:
-    """Return whether a class wraps tensors with the data, like DTensor."""
-    return hasattr(kind, "__tensor_flatten__")
 
 
 def is_item(node: fx.Node) -> bool:
@@ -69,8 +52,8 @@ def is_view(node: fx.Node) -> bool:
 def has_effects(node: fx.Node) -> bool:
     """Tell whether a node does more than return results: it changes an argument, communicates, or cannot be known."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or not target._schema.returns or communicates(node)
+    if isinstance(target, OpOverload):
+        return schema_of(target).is_mutable or not schema_of(target).returns or communicates(node)
     return not is_item(node)  # a higher-order op: what is inside is not looked into
 
 
@@ -84,12 +67,12 @@ def waits(node: fx.Node) -> bool:
 
     It returns its input, and may wait twice.
     """
-    return is_between_ranks(node.target) and getattr(node.target, "_opname", "") == "wait_tensor"
+    return is_between_ranks(node.target) and name_of(node.target) == "wait_tensor"
 
 
 def is_between_ranks(op: Any) -> bool:
     """Tell whether an op is one of those by which ranks communicate."""
-    return isinstance(op, torch._ops.OpOverload) and op.namespace in _ONCE
+    return isinstance(op, OpOverload) and op.namespace in _ONCE
 
 
 def draws(node: fx.Node) -> bool:
@@ -112,9 +95,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 def named_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return an op's arguments by their names in its schema, defaults among them; empty where it has none."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return {}
-    declared = op._schema.arguments
+    declared = schema_of(op).arguments
     given = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(kwargs)
     return {argument.name: given.get(argument.name, argument.default_value) for argument in declared}
 
@@ -138,6 +121,6 @@ def nodes_in(value: Any) -> Iterator[fx.Node]:
 
 def short_name(node: fx.Node) -> str:
     """Return the kind of op, without its overload: "aten.addmm"."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return f"{node.target.namespace}.{node.target._opname}"
+    if isinstance(node.target, OpOverload):
+        return f"{node.target.namespace}.{name_of(node.target)}"
     return str(getattr(node.target, "__name__", node.target))

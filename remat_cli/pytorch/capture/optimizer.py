@@ -9,12 +9,11 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from torch._dispatch.python import no_python_dispatcher
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture.ops import local_part, storage_key
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, as_outside_of_capture, is_traceable_wrapper_subclass
+from remat_cli.pytorch.unstable.tensors import local_part, storage_key
 
 # Where classes come from that carry out the steps of another optimizer, which they hold under one of these names.
 _WRAPPING = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.distributed.")
@@ -77,7 +76,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     # While torch captures, its own modes and decompositions know of no values.
-    with _disable_current_modes(), no_python_dispatcher():
+    with as_outside_of_capture():
         return _stepped_alone(optimizer)
 
 

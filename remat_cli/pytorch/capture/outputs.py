@@ -24,7 +24,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture.ops import storage_key
+from remat_cli.pytorch.unstable.autograd import current_node
+from remat_cli.pytorch.unstable.tensors import key_of, storage_key
 
 # What tells captures of one function apart: the number of dimensions and the element type of differentiable outputs.
 Form = tuple[tuple[int, int, torch.dtype], ...]
@@ -362,7 +363,7 @@ class _Call:
             if storage is not None and output() is None and self.node is not None:
                 if saved is None:
                     saved = {storage_key(tensor) for tensor in self.node.saved_tensors}
-                held = storage._cdata not in saved
+                held = key_of(storage) not in saved
             self.outputs.gradients.hold(self.outputs.form, place, held=held)
 
 
@@ -430,4 +431,4 @@ def _node_of(node: Any) -> Any:
 
 def missing_gradients() -> frozenset[int]:
     """Return the outputs that got no gradient, of the captured function whose backward pass runs; or `ALL`."""
-    return getattr(torch._C._current_autograd_node(), _MISSING, frozenset())
+    return getattr(current_node(), _MISSING, frozenset())

@@ -27,24 +27,16 @@ from remat_cli.pytorch.capture.convert import (
     trained_parameters,
     with_signatures,
 )
-from remat_cli.pytorch.capture.internals import (
-    NO_DATA,
-    Captured,
-    Foresee,
-    Trace,
-    captured_call,
-    check_supported,
-    compiled,
-    forgetting,
-    seen_by,
-)
+from remat_cli.pytorch.capture.internals import Captured, Foresee, Trace, check_supported, compiled, seen_by
 from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.ops import storage_key
 from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
 from remat_cli.pytorch.capture.places import last_place
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import SHAPES, Step, as_step
 from remat_cli.pytorch.capture.weightless import Weightless, with_fake_tensors
+from remat_cli.pytorch.unstable.fakes import NO_DATA
+from remat_cli.pytorch.unstable.front_end import captured_call, forgetting
+from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
 

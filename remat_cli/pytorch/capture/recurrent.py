@@ -10,9 +10,8 @@ moves it to the host, `remat::recurrent_flat` copies the saved tensors into one 
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,9 +22,10 @@ import torch
 from torch import fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 
-from remat_cli.pytorch.capture.ops import storage_key
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import autograd_inside_ops, without_onednn
+from remat_cli.pytorch.unstable.tensors import key_of, storage_key
 
 # torch's function for a layer, by the last part of its name.
 _LAYERS: dict[str, Callable[..., Any]] = {
@@ -83,21 +83,11 @@ def _by_layers(kind: str) -> Callable[..., Any]:
 def _one_layer(kind: str, x: Any, states: Any, weights: Any, biases: bool, bidirectional: bool) -> tuple[Any, ...]:
     own = (states,) if isinstance(states, torch.Tensor) else tuple(states)
     if torch.is_autocast_enabled(x.device.type):
-        with _without_onednn():  # torch's own capture of oneDNN's fused layer leaves out what its backward needs
+        with without_onednn():  # torch's own capture of oneDNN's fused layer leaves out what its backward needs
             return tuple(_LAYERS[kind](x, states, weights, biases, 1, 0.0, True, bidirectional, False))
     # Copies that eager's kernels would make inside, were they not made before.
     results = torch.ops.remat.recurrent(kind, x.contiguous(), own, list(weights), biases, bidirectional)
     return tuple(results[:-1])
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 @dataclass(frozen=True)
@@ -251,7 +241,7 @@ class _Saving:
     def _in_reserve(self, tensor: torch.Tensor) -> _Place:
         """Return a tensor's place in the reserve, new or earlier."""
         storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
-        key = storage._cdata, tensor.dtype, layout
+        key = key_of(storage), tensor.dtype, layout
         if key not in self._reserved:
             # In this order of strides, kernels do what they do on the tensor itself.
             stride = torch.empty_like(tensor, device="meta").stride()
@@ -316,7 +306,7 @@ class _LayerGraph:
         """Run a layer with autograd; return its results."""
         anchor = torch.empty(0, requires_grad=True)
         with (
-            _autograd_inside_ops(),
+            autograd_inside_ops(),
             torch.autograd.graph.saved_tensors_hooks(saving.pack, lambda number: saving.held[number]),
         ):
             entered = _Entry.apply(anchor, list(values))  # type: ignore[no-untyped-call]
@@ -363,17 +353,6 @@ class _LayerGraph:
                 if id(place) not in read:
                     read[id(place)] = place.read(reserve, values)
                 self.held[number] = read[id(place)]
-
-
-@contextlib.contextmanager
-def _autograd_inside_ops() -> Iterator[None]:
-    """Record with autograd inside an op, where torch leaves it out."""
-    left_out = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
-        left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, left_out), torch.enable_grad():
-        yield
 
 
 @dataclass(frozen=True)

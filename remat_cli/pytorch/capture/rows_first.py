@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import arguments, draws, has_effects, is_item, nodes_in, tensors_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+from remat_cli.pytorch.unstable.ops import schema_of
 
 _aten = torch.ops.aten
 _MEAN, _SUM = 1, 2  # what a loss does with the losses of its entries
@@ -66,7 +67,7 @@ def _after(
 
 def _with(node: fx.Node, name: str, value: Any) -> None:
     """Give a node another argument."""
-    place = [argument.name for argument in node.target._schema.arguments].index(name)  # type: ignore[union-attr]
+    place = [argument.name for argument in schema_of(node.target).arguments].index(name)
     if place < len(node.args):
         node.update_arg(place, value)
     else:

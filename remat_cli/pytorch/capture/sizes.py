@@ -15,15 +15,17 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.internals import SIZE, Captured, Primal, input_index, primals_of
+from remat_cli.pytorch.capture.internals import SIZE, Captured, Primal, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
-from remat_cli.pytorch.capture.ops import storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.places import readable, root_of
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import without_modes
+from remat_cli.pytorch.unstable.fakes import FakeTensor, FakeTensorMode
+from remat_cli.pytorch.unstable.joint_graphs import input_index
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 # The value of each symbol, in the order of `Sizes.symbols`.
 Values = tuple[int | float, ...]
@@ -262,7 +264,7 @@ class _Fixed:
     _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # by the key of the original
 
     def captured(self) -> Captured:
-        with _disable_current_modes():  # those of torch, while it captures
+        with without_modes():  # those of torch, while it captures
             return self._captured()
 
     def _captured(self) -> Captured:

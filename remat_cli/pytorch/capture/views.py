@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import fx
 from torch.fx.node import map_arg
 
-from remat_cli.pytorch.capture.ops import is_item, is_view, storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import is_item, is_view, tensors_of
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 
 def views_and_items(graph: fx.Graph) -> dict[fx.Node, None]:

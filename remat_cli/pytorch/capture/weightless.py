@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._device import _device_constructors
 
 from remat_cli.pytorch.capture.step import Step
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.fakes import FakeTensor, FakeTensorMode
+from remat_cli.pytorch.unstable.modules import BUFFERS, MODULES, PARAMETERS, makes_tensors, own_tensors
+from remat_cli.pytorch.unstable.ranks import part_of
+from remat_cli.pytorch.unstable.tensors import key_of, moved_to
 
 # A tensor that is asked for on the CPU by name, and has at most this many elements, has its values.
 _SMALL = 1 << 16
@@ -44,7 +46,7 @@ class Weightless(TorchFunctionMode):
     ) -> Any:
         """Send factories to the meta device, and keep moved tensors there."""
         kwargs = dict(kwargs or {})
-        if func in _device_constructors():
+        if makes_tensors(func):
             return self._created(func, args, kwargs)
         if func in _MOVES and args and isinstance(args[0], torch.Tensor):
             return self._moved(func, args, kwargs)
@@ -67,7 +69,7 @@ class Weightless(TorchFunctionMode):
         if (named := _MOVES[func]) is not None:
             asked, dtype = self._asked(named), None
         else:
-            device, dtype, _, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
+            device, dtype = moved_to(args[1:], kwargs)
             asked = self._asked(device)
             if device is None and dtype is None:  # .to(other)
                 return func(*args, **kwargs)
@@ -106,17 +108,17 @@ class _Fakes:
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
-            local, mesh = self.of(tensor._local_tensor), tensor.device_mesh
+            local, mesh = self.of(part_of(tensor)), tensor.device_mesh
             shard = split_tensor(local, mesh, tensor.placements, tensor.shape, tensor.stride())
             if isinstance(tensor, nn.Parameter):
                 return nn.Parameter(shard, requires_grad=tensor.requires_grad)
             return shard.requires_grad_(tensor.requires_grad)
         whole = tensor.untyped_storage()
         with self.mode:
-            storage = self.storages.get(whole._cdata)
+            storage = self.storages.get(key_of(whole))
             if storage is None:
                 storage = torch.empty(whole.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
-                self.storages[whole._cdata] = storage
+                self.storages[key_of(whole)] = storage
             fake = torch.empty(0, dtype=tensor.dtype, device=self.device)
             fake.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         if isinstance(tensor, nn.Parameter):
@@ -144,12 +146,12 @@ class _Fakes:
     def in_module(self, module: nn.Module) -> None:
         """Replace all tensors of a module and its parts: parameters, buffers, and plain attributes."""
         for part in module.modules():
-            for tensors in (part._parameters, part._buffers):
+            for tensors in own_tensors(part):
                 for name, tensor in tensors.items():
                     if tensor is not None:
-                        tensors[name] = self.of(tensor)  # type: ignore[assignment]
+                        tensors[name] = self.of(tensor)
             for name, value in list(vars(part).items()):
-                if name not in ("_parameters", "_buffers", "_modules") and _holds_tensors(value):
+                if name not in (PARAMETERS, BUFFERS, MODULES) and _holds_tensors(value):
                     vars(part)[name] = self.everywhere(value)
 
     def in_function(self, function: Any) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
-from remat_cli.pytorch.capture.ops import storage_key
 from remat_cli.pytorch.memory.transfers import COPIES, offload, prefetch, wait
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 
 def can_leave(value: Any) -> bool:

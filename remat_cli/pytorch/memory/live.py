@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from remat_cli.pytorch.capture.ops import is_wrapper, local_part, storage_key
 from remat_cli.pytorch.capture.recurrent import CARRIED_OUT_BY
-from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.memory.transfers import is_host_copy
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, modes_in_force
+from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
+from remat_cli.pytorch.unstable.tensors import is_wrapper, key_of, local_part, storage_key
 
 # Classes of tensors with memory of their own. Tensors without data, and wrappers of others, have other classes.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -96,7 +96,7 @@ class LiveOnCpu:
 
         Within a dispatch mode of the user this is impossible, as modes are left in reverse order.
         """
-        return all(isinstance(mode, _EveryOp) for mode in _get_current_dispatch_mode_stack()) and self._mode.enter()
+        return all(isinstance(mode, _EveryOp) for mode in modes_in_force()) and self._mode.enter()
 
     def look(self) -> None:
         """Look again."""
@@ -124,7 +124,7 @@ class LiveOnCpu:
     def _follow(self, storage: torch.UntypedStorage) -> None:
         if storage.device.type != self._device or is_host_copy(storage):
             return
-        address, size = storage._cdata, storage.nbytes()
+        address, size = key_of(storage), storage.nbytes()
         reference, before = self._followed.get(address, (None, 0))
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._freed(address))
@@ -214,7 +214,7 @@ class _EveryOp(TorchDispatchMode):
     def leave(self) -> None:
         self._is_showing = False
         # Below another mode, or in another thread, the mode stays and shows nothing until that one is left.
-        while (stack := _get_current_dispatch_mode_stack()) and isinstance(top := stack[-1], _EveryOp):
+        while (stack := modes_in_force()) and isinstance(top := stack[-1], _EveryOp):
             if top._is_showing:
                 break
             top.__exit__(None, None, None)  # type: ignore[no-untyped-call]

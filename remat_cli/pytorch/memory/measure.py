@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_cli.core.problem import Observer
 from remat_cli.costs import Measurements
@@ -26,17 +24,13 @@ from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.convert import signature, written
 from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import Joint, JointOp
-from remat_cli.pytorch.capture.ops import (
-    IN_PLACE,
-    arguments,
-    is_between_ranks,
-    nodes_in,
-    numbered,
-    short_name,
-    storage_key,
-)
+from remat_cli.pytorch.capture.ops import IN_PLACE, arguments, is_between_ranks, nodes_in, numbered, short_name
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import without_modes
+from remat_cli.pytorch.unstable.ops import OpOverload
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 _log = logging.getLogger("remat")
 
@@ -92,7 +86,7 @@ def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -
     kinds = {op.name: "" if op.node is None else _kind(op.node) for op in ops}
     known.setdefault("", (0, 0))
     new = {kinds[op.name]: op for op in ops if kinds[op.name] not in known}
-    with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False):
+    with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False):
         taken = _taken_once(new, device)
         known.update({kind: (_time_once(new[kind].node, device), size) for kind, size in taken.items()})
     found = {name: known[kind] for name, kind in kinds.items() if kind in known}
@@ -163,7 +157,7 @@ def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) ->
         return 0
     results: list[Any] = []
     try:
-        with torch.random.fork_rng(), _disable_current_modes(), torch.autocast(device, enabled=False), torch.no_grad():
+        with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False), torch.no_grad():
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
             real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
@@ -182,7 +176,7 @@ def _time_once(node: fx.Node | None, device: str) -> int:
 
 
 def _runs_alone(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims", "remat")
+    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims", "remat")
 
 
 def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:

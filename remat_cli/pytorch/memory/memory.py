@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import torch
 
-from remat_cli.pytorch.capture.internals import unsupported
+from remat_cli.pytorch.unstable.versions import unsupported
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,6 @@ class Allocations:
         """Return the peak of the bytes in use between two times."""
         first, last = bisect_left(self.times_ns, start_ns), bisect_left(self.times_ns, end_ns)
         return max((self.at(start_ns), *self.bytes[first:last]))
-
-
-def profiler_runs() -> bool:
-    """Return whether a profiler runs.
-
-    Two profilers cannot run at one time.
-    """
-    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def allocations_of(call: Callable[[], object]) -> Allocations:

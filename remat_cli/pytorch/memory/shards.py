@@ -16,11 +16,21 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remat_cli.errors import RematError, UsageError
+from remat_cli.pytorch.unstable.modules import MODULES, PARAMETERS
+from remat_cli.pytorch.unstable.ranks import (
+    AsyncCollectiveTensor,
+    can_communicate_on,
+    forms_of,
+    gathered_form,
+    gradient_places,
+    is_managed_by_fsdp1,
+    sharded_parameters,
+    wait_for_part,
+)
 
 T = TypeVar("T")
 
@@ -37,11 +47,11 @@ def has_plain_parameters(module: nn.Module) -> bool:
     while left:
         part = left.pop()
         own = part.__dict__
-        if isinstance(part, _SHARDING) or "_is_fsdp_managed_module" in own:
+        if isinstance(part, _SHARDING) or is_managed_by_fsdp1(part):
             return False
-        if any(type(parameter) not in _PLAIN for parameter in own["_parameters"].values()):
+        if any(type(parameter) not in _PLAIN for parameter in own[PARAMETERS].values()):
             return False
-        left.extend(child for child in own["_modules"].values() if child is not None)
+        left.extend(child for child in own[MODULES].values() if child is not None)
     return True
 
 
@@ -142,9 +152,7 @@ class Ranks:
 def arrived(value: Any) -> Any:
     """Return a value once it has arrived from other ranks."""
     if isinstance(value, DTensor):
-        local: Any = value._local_tensor
-        if isinstance(local, AsyncCollectiveTensor):
-            value._local_tensor = local.trigger_wait()  # type: ignore[no-untyped-call]
+        wait_for_part(value)
         return value
     return _Arrived.apply(value) if isinstance(value, AsyncCollectiveTensor) else value  # type: ignore[no-untyped-call]
 
@@ -165,17 +173,7 @@ def _device_to_ask_on(groups: Sequence[Any], device: str) -> str:
 
     Communication over the host need not wait for the device.
     """
-    return "cpu" if all(torch.device("cpu") in group._device_types for group in groups) else device
-
-
-def _sharded_parts(module: nn.Module) -> list[Any]:
-    """Return FSDP2's records of parameters.
-
-    While a parameter is gathered, the module shows the whole, not the shard.
-    """
-    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
-    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
-    return [part for group in groups for part in group.fsdp_params]
+    return "cpu" if all(can_communicate_on(group, "cpu") for group in groups) else device
 
 
 def parameters_at_rest(module: nn.Module) -> list[nn.Parameter]:
@@ -183,8 +181,8 @@ def parameters_at_rest(module: nn.Module) -> list[nn.Parameter]:
 
     This is so also while they are gathered.
     """
-    parts = _sharded_parts(module)
-    managed = {id(shown) for part in parts for shown in _forms(part)}
+    parts = sharded_parameters(module)
+    managed = {id(shown) for part in parts for shown in forms_of(part)}
     return [*(part.sharded_param for part in parts), *(p for p in module.parameters() if id(p) not in managed)]
 
 
@@ -193,14 +191,8 @@ def gathered_parameters(module: nn.Module) -> list[nn.Parameter]:
 
     They are in memory in addition to the shards.
     """
-    gathered = {id(form) for part in _sharded_parts(module) for form in _forms(part)[1:]}
+    gathered = {id(form) for part in sharded_parameters(module) for form in forms_of(part)[1:]}
     return [parameter for parameter in module.parameters() if id(parameter) in gathered]
-
-
-def _forms(part: Any) -> list[nn.Parameter]:
-    """Return a parameter's forms: shard, whole, and rest after forward."""
-    forms = [getattr(part, name, None) for name in ("sharded_param", "_unsharded_param", "_sharded_post_forward_param")]
-    return [form for form in forms if form is not None]
 
 
 @contextmanager
@@ -209,15 +201,11 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
 
     No hooks run on them.
     """
-    sharded = _sharded_parts(module)
-    # Gradients not yet reduced, if the caller accumulates them with set_requires_gradient_sync(False).
-    gathered = [part._unsharded_param for part in sharded if hasattr(part, "_unsharded_param")]
+    sharded = sharded_parameters(module)
     shards = [part.sharded_param for part in sharded]
     parameters = list({id(part): part for part in (*module.parameters(), *shards)}.values())
-    accumulated = "unsharded_accumulated_grad"  # which torch 2.15 has in `_unsharded_param.grad`
-    holders: list[tuple[Any, str]] = [(part, accumulated) for part in sharded if accumulated in vars(part)]
-    holders += [(part, "grad") for part in (*parameters, *gathered)]
-    holders += [(part, "_post_accumulate_grad_hooks") for part in parameters]
+    # Also gradients not yet reduced, if the caller accumulates them with set_requires_gradient_sync(False).
+    holders = gradient_places(sharded, parameters)
     before = [getattr(holder, name) for holder, name in holders]
     for holder, name in holders:
         setattr(holder, name, None)
@@ -225,8 +213,8 @@ def gradients_kept(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part in sharded:
-            if hasattr(part, "_unsharded_param"):  # which the step may have gathered for the first time
-                part._unsharded_param.grad = None
+            if (gathered := gathered_form(part)) is not None:  # which the step may have gathered for the first time
+                gathered.grad = None
         for (holder, name), value in zip(holders, before, strict=True):
             setattr(holder, name, value)
 

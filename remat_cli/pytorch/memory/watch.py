@@ -20,12 +20,13 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _pytree as pytree
 
 from remat_cli.pytorch.capture.optimizer import kept_state
 from remat_cli.pytorch.memory.live import LiveBytes, LiveOnCpu, bytes_in, live_on
-from remat_cli.pytorch.memory.memory import profiler_runs
 from remat_cli.pytorch.memory.shards import gathered_parameters, parameters_at_rest
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.autograd import at_end_of_backward, is_profiling
+from remat_cli.pytorch.unstable.modules import parallel_around
 
 _FIRST_STEPS = 3
 _STEPS_WITH_STATE = 2  # gradients are accumulated in the second such step, if at all
@@ -106,7 +107,7 @@ class StepWatch:
         """
         self.calls = 1 if self._has_gone_back else self.calls + 1
         self._has_gone_back = False
-        if not self.left or profiler_runs():
+        if not self.left or is_profiling():
             return
         if self._live is None and (live := live_on(device)) is not None:
             self._live = live
@@ -175,7 +176,7 @@ class StepWatch:
         """
         self._has_gone_back = True
         if self._is_begun:
-            torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(partial(self._pause_in, self._step)))
+            at_end_of_backward(_AtEnd(partial(self._pause_in, self._step)))
 
     def _pause_in(self, step: int) -> None:
         if step == self._step and not self._is_in_optimizer:
@@ -262,7 +263,7 @@ def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:
     """
     parameters = [parameter for module in modules for parameter in parameters_at_rest(module)]
     there = [parameter.grad for parameter in parameters if parameter.grad is not None and gradients]
-    parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    parallel = parallel_around()
     if parallel is None:
         return bytes_in(there)
     buckets: int = sum(parameter.nbytes for parameter in parallel.parameters() if parameter.requires_grad)

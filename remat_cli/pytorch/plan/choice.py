@@ -36,15 +36,15 @@ from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.ops import storage_key
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
 from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
-from remat_cli.pytorch.memory.memory import profiler_runs
 from remat_cli.pytorch.memory.watch import standing_bytes
 from remat_cli.pytorch.plan.record import GraphRecord, more_time, notify
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
+from remat_cli.pytorch.unstable.autograd import is_profiling
+from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.splitting import Split
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import format_bytes, format_count, format_time, parse_budget
@@ -235,7 +235,12 @@ class FromFile(ScheduleSource):
         graph = graph_of(joint, _NAME)
         check_structure(graph, self.file.structure or {}, str(self.path))
         # Whether a step holds does not depend on how fast the link is.
-        trace = simulate(graph, self.file.schedule, link=Link(Fraction(1)))
+        link = Link(Fraction(1))
+        peak = simulate(graph, self.file.schedule, link=link).peak_bytes
+        # The graph here has no optimizer; the file's may have counted its state.
+        state_bytes = max(0, int(self.file.figures.get("peak_bytes", peak)) - peak)
+        graph = graph.edited(resident_bytes=graph.resident_bytes + state_bytes).checked()
+        trace = simulate(graph, self.file.schedule, link=link)
         planned = GraphRecord.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
         return replace(planned, overhead=self.file.overhead or 0.0)
@@ -534,7 +539,7 @@ class WithinBudget(ScheduleSource):
         prepared = prepare_reading(reading, _NAME, self.graph_options)
         if not self.measures or joint.device not in MEASURED_DEVICES:
             return prepared
-        if profiler_runs():
+        if is_profiling():
             notify(logging.WARNING, "the workspace of kernels is not counted: another profiler runs")
             return prepared
         measured = self.measured(joint, prepared)

@@ -8,13 +8,14 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils import _pytree as pytree
 
 from remat_cli.pytorch.capture.weightless import split_tensor
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.ranks import part_of
+from remat_cli.pytorch.unstable.tensors import contiguous_strides
 
 # A dimension of an input: the place of the input, and that of the dimension.
 Dimension = tuple[int, int]
@@ -37,7 +38,7 @@ class Described:
     @property
     def is_contiguous(self) -> bool:
         """Whether the tensor is contiguous."""
-        strides = make_contiguous_strides_for(self.shape)
+        strides = contiguous_strides(self.shape)
         return all(size == 1 or own == one for size, own, one in zip(self.shape, self.stride, strides, strict=True))
 
     def is_like(self, other: Described) -> bool:
@@ -78,7 +79,7 @@ def described(value: Any) -> Any:
     """Return the description of a tensor; other values unchanged."""
     if isinstance(value, DTensor):
         whole = value.shape, value.stride(), value.requires_grad
-        return DescribedShard(described(value._local_tensor), value.device_mesh, value.placements, *whole)
+        return DescribedShard(described(part_of(value)), value.device_mesh, value.placements, *whole)
     if isinstance(value, torch.Tensor):
         return Described(tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
     return value

@@ -19,11 +19,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.capture.inductor import CompiledGraph
 from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.live import LiveOnCpu
@@ -32,6 +29,10 @@ from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.programs.program import halves
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, without_modes
+from remat_cli.pytorch.unstable.inductor import CompiledGraph
+from remat_cli.pytorch.unstable.ops import name_of
 from remat_cli.units import format_bytes, format_time
 
 _log = logging.getLogger("remat")
@@ -191,7 +192,7 @@ def compiled_plan(
     """
     passes = halves(joint, planned.schedule, fused=True)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
-    with _disable_current_modes():
+    with without_modes():
         forward = CompiledGraph(
             passes.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
         )
@@ -296,5 +297,5 @@ class _Replay(TorchDispatchMode):
         kind = str((func, pytree.tree_map_only(torch.Tensor, _described, (args, kwargs))))
         if kind not in self._workspaces:
             self._workspaces[kind] = workspace_of(func, args, kwargs, self._device)
-        self.ran(f"{func.namespace}.{func._opname}", self._workspaces[kind])
+        self.ran(f"{func.namespace}.{name_of(func)}", self._workspaces[kind])
         return results

@@ -18,22 +18,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.inductor import as_captured
 from remat_cli.pytorch.capture.internals import (
-    NO_DATA,
     Captured,
     Divide,
     GuardedCaptures,
-    SeenSizes,
-    boxed,
     boxed_backward,
     compiled_variants,
     leaving_out,
@@ -54,6 +48,11 @@ from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized import resized
 from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule, watch_runs
 from remat_cli.pytorch.programs.program import divided
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
+from remat_cli.pytorch.unstable.front_end import SeenSizes
+from remat_cli.pytorch.unstable.inductor import as_captured
+from remat_cli.pytorch.unstable.joint_graphs import boxed
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:

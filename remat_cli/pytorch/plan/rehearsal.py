@@ -13,17 +13,19 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.model_state import ModelState
-from remat_cli.pytorch.capture.ops import is_wrapper, local_part, storage_key, tensors_of
+from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.memory.hosted import MovableInputs
-from remat_cli.pytorch.memory.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.plan.described import Described, DescribedShard, described
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.autograd import current_node, next_number, number_of
+from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
+from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
+from remat_cli.pytorch.unstable.tensors import is_wrapper, key_of, local_part, storage_key, version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +191,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tell_no_more(self._follow)
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = key_of(storage), storage.nbytes()
         if key not in self._there:
             weakref.finalize(storage, self._ended, key).atexit = False
         self.level += size - self._there.get(key, 0)
@@ -203,10 +205,10 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moments[moment] = max(self.moments.get(moment, 0), self.level)
 
     def _look_where(self) -> None:
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is None or "AccumulateGrad" in type(node).__name__ or "AccumulateGrad" in node.name():
             return
-        number = node._sequence_nr()
+        number = number_of(node)
         place = next((at for at, (first, end) in enumerate(self._numbers) if first <= number < end), None)
         if place != self._open and place is not None:
             self._begin_back(place)
@@ -258,7 +260,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(RegionCall(path, name, module, given, named, parameters, device, cast, gradients))
         self._mark((place, "forward"))
         self._open = place
-        first = torch._C._autograd._get_sequence_nr()
+        first = next_number()
         objects = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "__dict__")]
         held = [_tensors_held(thing) for thing in objects]
         inputs = MovableInputs(args, kwargs) if self._moves else None
@@ -284,10 +286,10 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "of them",
                     hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",
                 )
-        self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
+        self._numbers.append((first, next_number()))
         self._outputs.append(
             [
-                (leaf.dim(), leaf.dtype, leaf.grad_fn._sequence_nr())
+                (leaf.dim(), leaf.dtype, number_of(leaf.grad_fn))
                 for leaf in pytree.tree_leaves(result)
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
             ]
@@ -328,7 +330,7 @@ def _nodes_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
     numbers = set[int]()
     while ahead:
         node = ahead.pop()
-        if (number := node._sequence_nr()) not in numbers:
+        if (number := number_of(node)) not in numbers:
             numbers.add(number)
             ahead += [following for following, _ in node.next_functions if following is not None]
     return numbers
@@ -400,7 +402,7 @@ def checkpointed(
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
     """Return the number of in-place changes of each input tensor."""
-    return [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in pytree.tree_leaves((args, kwargs))]
+    return [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in pytree.tree_leaves((args, kwargs))]
 
 
 def named_call(path: str, times: int) -> str:

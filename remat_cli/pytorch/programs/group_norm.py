@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+
+from remat_cli.pytorch.unstable.tensors import suggest_memory_format
 
 _aten = torch.ops.aten
 

@@ -24,11 +24,11 @@ from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, S
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture import recurrent
 from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
-from remat_cli.pytorch.capture.internals import save_without_version_check
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.group_norm import AS_EAGER
+from remat_cli.pytorch.unstable.joint_graphs import save_without_version_check
 
 # Is told after each run of an op: its name, and its results.
 Watch = Callable[[str, tuple[Any, ...]], None]

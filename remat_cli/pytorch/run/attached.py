@@ -17,6 +17,8 @@ from torch import nn
 
 from remat_cli.pytorch.plan.record import PlanRecord
 from remat_cli.pytorch.run.call import PlannedCall
+from remat_cli.pytorch.unstable.front_end import is_passed_over_as_torchs
+from remat_cli.pytorch.unstable.modules import set_call_instead
 
 _NAME = "_remat_attached"
 
@@ -51,7 +53,7 @@ class Attached:
             return None
         call = PlannedCall(copy, self.call.source, self.call.record.budget, fused=self.call.fused)
         call.fallback = self.call.fallback
-        copy.__dict__["_compiled_call_impl"] = call
+        set_call_instead(copy, call)
         # The copy has no parameters of its own yet: they are only in the memo.
         copies = (memo.get(id(parameter)) for parameter in module.parameters())
         _watch_each(copy, call, [each for each in copies if isinstance(each, nn.Parameter)])
@@ -64,9 +66,9 @@ class Attached:
 
 def attach(module: nn.Module, call: PlannedCall) -> None:
     """Let a module's calls run by a plan."""
-    module._compiled_call_impl = call
+    set_call_instead(module, call)
     module.__dict__[_NAME] = Attached(call)
-    if "forward" not in module.__dict__ and torch._dynamo.trace_rules.check(module.forward):
+    if "forward" not in module.__dict__ and is_passed_over_as_torchs(module):
         # torch.compile traces the forward of torch's own modules despite their call, but no forward that is not a
         # method.
         module.__dict__["forward"] = partial(type(module).forward, module)
@@ -75,7 +77,7 @@ def attach(module: nn.Module, call: PlannedCall) -> None:
 
 def detach(module: nn.Module) -> None:
     """Let a module's calls run unplanned again."""
-    module._compiled_call_impl = None
+    set_call_instead(module, None)
     del module.__dict__[_NAME]
     forward = module.__dict__.get("forward")
     if isinstance(forward, partial) and forward.args == (module,):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo import exc
-from torch.nn.modules import module as module_hooks
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import DoesNotFit, GraphError, RematError, UsageError
@@ -24,14 +21,7 @@ from remat_cli.pytorch.capture.capture_errors import (
     raised_by_remat,
     random_states,
 )
-from remat_cli.pytorch.capture.internals import (
-    Captured,
-    captured_apart,
-    compiled,
-    is_passed_over,
-    mode_that_watches,
-    unsupported,
-)
+from remat_cli.pytorch.capture.internals import Captured, compiled
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.reader import callable_of
@@ -45,14 +35,13 @@ from remat_cli.pytorch.plan.sized import SizedStep
 from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.run.fixed import FixedStep
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import mode_that_watches
+from remat_cli.pytorch.unstable.front_end import CaptureError, captured_apart, is_passed_over
+from remat_cli.pytorch.unstable.modules import GLOBAL_HOOKS, call_instead, is_within_transform
+from remat_cli.pytorch.unstable.ranks import is_managed_by_fsdp1
+from remat_cli.pytorch.unstable.versions import unsupported
 
-# Hooks of all modules' calls, which torch does not check before it runs captured functions.
-_GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
-    module_hooks._global_forward_pre_hooks,
-    module_hooks._global_forward_hooks,
-    module_hooks._global_backward_pre_hooks,
-    module_hooks._global_backward_hooks,
-)
 _REGIONS = 'hint: or plan its blocks, and leave what lies between them to eager: planned(..., regions="auto")'
 
 _MANY = 4
@@ -216,7 +205,7 @@ class PlannedCall:
             result = _planning(self._captured(), args, kwargs)
             if before is None or self.record.graphs or not _needs_gradient(result):
                 return result
-        except exc.TorchDynamoException as error:
+        except CaptureError as error:
             own = raised_by_remat(error)
             if own is not None and not isinstance(own, GraphError):
                 raise
@@ -254,7 +243,7 @@ class PlannedCall:
         compiled_functions, self._compiled, self._takes_sizes = self._compiled, {}, False
         try:
             result = _planning(self._captured(), args, kwargs)
-        except exc.TorchDynamoException:
+        except CaptureError:
             self._compiled, self._takes_sizes = compiled_functions, True
             raise
         notify(
@@ -264,7 +253,7 @@ class PlannedCall:
 
     def _captured(self) -> Callable[..., Any]:
         """Return the function captured under the present global hooks."""
-        hooks = tuple(id(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())
+        hooks = tuple(id(hook) for hooks in GLOBAL_HOOKS for hook in hooks.values())
         if hooks not in self._compiled:
             function = captured_apart(self.module) if self.module is not None and self._is_apart else self.function
             self._compiled[hooks] = compiled(
@@ -315,7 +304,7 @@ class PlannedCall:
 
     def _divided(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         for part in (part for module in self._modules for part in module.modules()):
-            if isinstance(other := part._compiled_call_impl, PlannedCall) and other is not self:
+            if isinstance(other := call_instead(part), PlannedCall) and other is not self:
                 other.record.is_part = True
         if captured.is_sized_by_data:
             if self.fallback is not None and not self.record.graphs:
@@ -393,7 +382,7 @@ def _check_not_transformed() -> None:
     Raises:
         UsageError: the call is within a function transform of torch.func.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_within_transform():
         raise UsageError(
             "the model is called within a transform of torch.func (grad, vmap, jvp), which a plan cannot follow",
             hint="differentiate with loss.backward() or torch.autograd.grad; or call a model that is not planned here",
@@ -441,7 +430,7 @@ def check_not_sharded(modules: list[nn.Module]) -> None:
                 hint='plan its blocks, which all ranks do alike: planned(..., regions="auto")',
             )
         # FSDP1 says so; it puts views of its own in the place of parameters.
-        if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):
+        if any(is_managed_by_fsdp1(part) for part in module.modules()):
             raise UsageError("the model is sharded by FSDP, which gathers its parameters in each call", hint=hint)
         for name, parameter in module.named_parameters():
             if type(parameter) not in (nn.Parameter, torch.Tensor):

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph
 from remat_cli.core.link import Link
@@ -24,8 +23,7 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.errors import GraphError, InvalidSchedule
 from remat_cli.formats.functions import checked_dims, load_function
 from remat_cli.pytorch.capture.capture_errors import explained
-from remat_cli.pytorch.capture.inductor import needing_compiler
-from remat_cli.pytorch.capture.internals import Captured, compiled, forgetting, run_by
+from remat_cli.pytorch.capture.internals import Captured, compiled, run_by
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.reader import callable_of, explaining_failure, modules_of
 from remat_cli.pytorch.capture.split import split
@@ -37,6 +35,9 @@ from remat_cli.pytorch.plan.fused import compiled_plan
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.programs.program import Watch, divided
 from remat_cli.pytorch.programs.self_test import self_test
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.front_end import forgetting
+from remat_cli.pytorch.unstable.inductor import needing_compiler
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
 from remat_cli.units import format_bytes

@@ -14,7 +14,6 @@ from typing import Any
 from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.inductor import as_captured
 from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
@@ -25,6 +24,7 @@ from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.waiting import DIVIDING
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions, unchecked
+from remat_cli.pytorch.unstable.inductor import as_captured
 
 
 class FixedStep:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
 from remat_cli.errors import GraphError, UsageError
@@ -20,6 +19,7 @@ from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record, repeated_blocks
+from remat_cli.pytorch.unstable.modules import uncompiled
 from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -301,8 +301,8 @@ def plan_of(model: Callable[..., Any]) -> PlanRecord:
         UsageError: the model is not planned.
     """
     within = _within(model)
-    if isinstance(within, OptimizedModule):  # torch.compile(planned(model))
-        within = _within(within._orig_mod)
+    if (inside := uncompiled(within)) is not within:  # torch.compile(planned(model))
+        within = _within(inside)
     record = getattr(model, "record", None)
     if isinstance(within, nn.Module):
         record = regions_record(within) or attached_record(within)

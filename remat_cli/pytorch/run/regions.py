@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
@@ -63,6 +62,8 @@ from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.run.attached import attach, attached_call, detach
 from remat_cli.pytorch.run.call import check_not_sharded
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.modules import call_instead, own_call, set_call_instead
 from remat_cli.training.resident import OPTIMIZERS
 from remat_cli.units import format_bytes, format_share, format_time
 
@@ -227,7 +228,7 @@ class AttachedRegions:
         """
         copied = memo.get(id(self.call.module))
         if isinstance(copied, nn.Module):
-            copied.__dict__["_compiled_call_impl"] = partial(_first_call, copied, tuple(self.call.regions), self.call)
+            set_call_instead(copied, partial(_first_call, copied, tuple(self.call.regions), self.call))
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """Leave the plans out of pickles: loaded modules get new plans."""
@@ -266,7 +267,7 @@ def attach_regions(
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
     call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict)
-    model._compiled_call_impl = call
+    set_call_instead(model, call)
     model.__dict__[_NAME] = AttachedRegions(call)
 
 
@@ -450,7 +451,7 @@ class RegionsCall:
         reason = reason or (None if self.module.training else "in eval mode")
         if reason is not None:
             self.record.unplanned[reason] += 1
-            return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return own_call(self.module)(*args, **kwargs)
         self._check_eager()
         if is_distributed(self.module):
             check_regions_are_whole(self.regions)
@@ -464,14 +465,14 @@ class RegionsCall:
         self._hosted = HostedStep()
         self._watch.begin(self._device(), [self.module], (args, kwargs))
         try:
-            result = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            result = own_call(self.module)(*args, **kwargs)
         finally:
             self._watch.pause()
         self._watch.resume(result)
         return result
 
     def _check_eager(self) -> None:
-        compiled = next((path for path, part in self.regions.items() if part._compiled_call_impl is not None), None)
+        compiled = next((path for path, part in self.regions.items() if call_instead(part) is not None), None)
         if compiled is not None:
             raise UsageError(
                 f"regions: {compiled!r} was compiled by its compile(), so it would run without its plan",
@@ -803,7 +804,7 @@ class RegionsCall:
         rehearsal.follow(gathered_parameters(module))
         try:
             with drawing_again(), gradients_kept(module) if self._ranks.groups else nullcontext(), rehearsal:
-                returned = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+                returned = own_call(module)(*args, **kwargs)
                 leaves = pytree.tree_leaves(_plain(returned))
                 ends = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
                 ends = losses_in(returned, ends)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_cli.pytorch.capture.ops import local_part
 from remat_cli.pytorch.capture.optimizer import kept_state
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.memory import allocations_of
+from remat_cli.pytorch.unstable.tensors import local_part
 from tests.bench.gpu.models import Kind, Sizes, built, inputs_of
 
 Call = Callable[..., Any]

@@ -13,11 +13,11 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.capture import internals
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.sized import SizedStep, resized
 from remat_cli.pytorch.run.call import PlannedCall
+from remat_cli.pytorch.unstable import front_end
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, MLP, Again, ChangingBuffer, ManyOutputs
 from tests.unit.pytorch.run.test_planned import gradients, same, twins
@@ -247,7 +247,7 @@ def test_sizes_that_cannot_be_symbols_are_captured_one_by_one(
 
 def test_captures_of_one_model_do_not_count_against_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch counts them by code, and all modules are called by the same."""
-    monkeypatch.setitem(internals._DYNAMO, "recompile_limit", 2)
+    monkeypatch.setitem(front_end._OPTIONS, "recompile_limit", 2)
     for _ in range(3):
         part = planned(nn.Linear(4, 4), budget="100%")
         part(torch.ones(2, 4)).sum().backward()

@@ -24,7 +24,6 @@ from remat_cli.core.graph import BOUNDARY_TYPE, Kind, Op, Phase, Tensor, build_g
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError, UsageError
-from remat_cli.pytorch.capture.internals import boxed
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
@@ -34,6 +33,7 @@ from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.run.regions import RegionsRecord
+from remat_cli.pytorch.unstable.joint_graphs import boxed
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, Block
 

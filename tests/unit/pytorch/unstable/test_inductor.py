@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.torch_version import TorchVersion
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.inductor import _check_attention
+from remat_cli.pytorch.unstable.inductor import _check_attention
 from remat_cli.torch import planned
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

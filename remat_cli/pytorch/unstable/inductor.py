@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from remat_cli.errors import GraphError, RematError, UsageError
+from remat_cli.pytorch.unstable.dispatch import is_watched
+from remat_cli.pytorch.unstable.fakes import mode_of
+from remat_cli.pytorch.unstable.joint_graphs import Boxed, as_captured_with, mode_of_capture, strides_reported
+from remat_cli.pytorch.unstable.versions import told_as_unsupported
 
-# Runs a graph; it takes its arguments as a list and empties it, so that it alone holds them.
-Boxed = Callable[[list[Any]], Any]
 # How functions are named that make memory, and kernels, in the code that calls the kernels of a graph.
 _MAKES_MEMORY, _KERNELS = "empty_strided_", ("cpp_", "triton_")
 _CHECKS = ("assert_size_stride", "assert_alignment", "run_intermediate_hooks")
@@ -51,8 +52,7 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
         from torch._inductor.virtualized import V
 
     device = next(iter(get_inputs_devices(inputs, joint)))
-    context = torch._guards.TracingContext.try_get()
-    mode = None if context is None else context.fake_mode
+    mode = mode_of_capture()
     with _quietly(), V.set_fake_mode(mode):
         prepared = _recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=device)
     given = [node.meta["val"] for node in prepared.graph.find_nodes(op="placeholder")]
@@ -84,18 +84,18 @@ def as_captured(inputs: Sequence[Any]) -> Iterator[None]:
     Args:
         inputs: fake tensors that it was captured with.
     """
-    mode = detect_fake_mode(list(inputs))
-    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+    with as_captured_with(mode_of(inputs)):
         yield
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide torch's own deprecation warnings.
+    """Hide torch's own deprecation warnings, which users may turn into errors.
 
-    Users may turn warnings into errors.
+    Raises:
+        UsageError: torch has moved or dropped a part.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), told_as_unsupported():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
@@ -132,7 +132,7 @@ class CompiledGraph:
             if isinstance(outputs.args[0][index], fx.Node)  # type: ignore[index]
         ]
         fusions = _keeping_order() if keeps_order else nullcontext()
-        with torch._guards.TracingContext.report_output_strides() as strides, fusions:
+        with strides_reported() as strides, fusions:
             self.run: Boxed = _compiled(module, self.inputs, is_backward=is_backward)
         self.output_strides: Sequence[Sequence[int] | None] = list(strides or ())
         self._names = next(_names_of(self.run), {})
@@ -192,7 +192,7 @@ def _seen(make: Callable[..., torch.Tensor], device: str) -> Callable[..., torch
     """
 
     def laid_out(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        if torch._C._len_torch_dispatch_stack():
+        if is_watched():
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
         return make(size, stride, dtype)
 
