@@ -30,6 +30,7 @@ from remat_cli.pytorch.memory.shards import (
 )
 from remat_cli.pytorch.plan.rehearsal import Rehearsal
 from remat_cli.torch import plan_of, planned
+from tests.ranks import train_on_two_ranks
 from tests.unit.pytorch.run.test_planned import same
 
 
@@ -102,8 +103,6 @@ def _gather(model: nn.Module) -> None:
 
 def _train(rank: int, folder: Path) -> None:
     """Train models in each way, as one of two processes, beside unplanned ones; leave what came of it in the folder."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for name, (way, sizes) in WAYS.items():
         torch.manual_seed(0)
@@ -140,12 +139,10 @@ def _train(rank: int, folder: Path) -> None:
             ops = record.points["blocks.1"].planned.graph.ops
             found["order"] = [(op.inputs, op.outputs) for op in ops if "c10d" in op.type]
     torch.save(found, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_two_ranks_train_as_unplanned_by_one_plan(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_train, (tmp_path,), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+    train_on_two_ranks(_train, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for found in ranks:
         assert found.pop("no plan") == "DoesNotFit"

@@ -30,6 +30,7 @@ from remat_cli.errors import RematError
 from remat_cli.pytorch.unstable.tensors import local_part
 from remat_cli.torch import plan_of, planned
 from tests.places import ROOT
+from tests.ranks import train_on_two_ranks
 
 PROPERTIES = {
     "extent": ("whole", "blocks"),
@@ -317,7 +318,7 @@ def test_rows_of_two_ranks_train_as_unplanned_at_their_peaks(tmp_path: Path) -> 
     for row in TOGETHER:
         if row.source == "file":
             write_file(row, tmp_path)
-    torch.multiprocessing.spawn(_train_all, (tmp_path,), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
+    train_on_two_ranks(_train_all, tmp_path)
     for rank in range(2):
         came = torch.load(tmp_path / f"rank{rank}.pt")
         assert came.keys() == set(map(str, TOGETHER))
@@ -326,11 +327,7 @@ def test_rows_of_two_ranks_train_as_unplanned_at_their_peaks(tmp_path: Path) -> 
 
 
 def _train_all(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.save({str(row): trained(row, folder) for row in TOGETHER}, folder / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture

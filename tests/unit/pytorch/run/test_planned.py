@@ -16,6 +16,7 @@ from remat_cli.pytorch.capture import internals, joint
 from remat_cli.pytorch.programs import self_test as self_test_module
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.torch import plan_of, planned
+from tests.ranks import train_on_two_ranks
 from tests.torch_steps import (
     CASES,
     MLP,
@@ -340,10 +341,6 @@ def test_data_parallel_around_a_planned_model() -> None:
 
 def _trained_by_two(rank: int, folder: Path) -> None:
     """Train the same model in three ways, as one of two processes; leave weights and calls in the folder."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     parallel = nn.parallel.DistributedDataParallel
     ways: dict[str, Callable[[nn.Module], nn.Module]] = {
         "eager": parallel,
@@ -364,11 +361,10 @@ def _trained_by_two(rank: int, folder: Path) -> None:
         calls = 0 if name == "eager" else plan_of(trained if name == "outside" else model).calls
         found[name] = (calls, [parameter.detach() for parameter in model.parameters()])
     torch.save(found, folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_data_parallel_both_ways_round_in_two_processes(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_trained_by_two, (tmp_path,), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+    train_on_two_ranks(_trained_by_two, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert [calls for calls, _ in first.values()] == [0, 2, 2]
     for _, weights in [*first.values(), *second.values()]:
