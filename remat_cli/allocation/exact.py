@@ -23,6 +23,8 @@ _WORK_OF_BUFFER = 7e-9 * (1 if can_compile() else 200)
 _STEPS_AT_ONCE, _BUFFERS_AT_ONCE = 50_000, 10_000_000
 # Least steps of a turn for each buffer; new searches in a turn.
 _LEAST_STEPS, _RESTARTS = 2, 16
+# Buffers that are ranked anew at one time, for each buffer; beyond that, groups keep their ranks.
+_MOST_RANKED = 64
 _RULES = (kernel.BY_OFFSET, kernel.LOWEST, kernel.FEWEST)
 # Standard deviations for shuffling ranks: of their logarithms, and as a share of the buffers.
 _STRETCH, _SHIFT = 0.3, 0.03
@@ -39,7 +41,14 @@ class ExactSearch:
     """
 
     def __init__(
-        self, instance: Instance, capacity: int, order: Ints, near: Neighbours, rule: int = kernel.BY_OFFSET
+        self,
+        instance: Instance,
+        capacity: int,
+        order: Ints,
+        near: Neighbours,
+        rule: int = kernel.BY_OFFSET,
+        *,
+        is_ranked_anew: bool = False,
     ) -> None:
         """Prepare the search.
 
@@ -50,6 +59,7 @@ class ExactSearch:
             near: `neighbours` of the instance.
             rule: place buffers by ascending offset; or fill the lowest section first, or the place that the fewest
                 buffers can fill. The last two leave more room empty in each pass.
+            is_ranked_anew: rank what falls apart by its own loads, and `order` among equal ones.
         """
         self.offsets: Ints | None = None
         self.steps = 0
@@ -57,7 +67,7 @@ class ExactSearch:
         self.is_proof = False
         self._capacity, self._near = capacity, near
         self._instance, self._order = instance, order
-        self._rule, self._skips = rule, 0
+        self._rule, self._skips, self._is_ranked_anew = rule, 0, is_ranked_anew
         self._state = self._first_state()
 
     def go_on(self, steps: int) -> None:
@@ -77,13 +87,15 @@ class ExactSearch:
     def _first_state(self) -> State:
         state = _first_state(self._instance, self._order, len(self._near.other))
         state.values[kernel.RULE], state.values[kernel.MOST_SKIPS] = self._rule, self._skips
+        state.values[kernel.IS_RANKED_ANEW] = self._is_ranked_anew
         return state
 
 
 class ExactSearches:
     """Exact searches in several ways and orders, which take turns.
 
-    Some are resumed, others begin with a shuffled order.
+    Some are resumed, others begin with a shuffled order. Those that fill the place of the fewest buffers are never
+    resumed: they end soon or hardly ever.
 
     Attributes:
         is_proof: one of the searches has ruled out every arrangement.
@@ -104,7 +116,17 @@ class ExactSearches:
         self._near = neighbours(instance)
         self._random = np.random.default_rng(seed)
         self._kinds = list(product(orders(instance), _RULES))
-        self._resumed = [self._search(order, rule) for order, rule in self._kinds]
+        # What falls apart is ranked by its own loads: only orders that begin with the tightest sections gain by that.
+        self._resumed = [
+            ExactSearch(instance, capacity, order, self._near, is_ranked_anew=True)
+            for order in orders(instance, tightest_first=True)
+        ]
+        tight = {order.tobytes() for order in orders(instance, tightest_first=True)}
+        self._resumed += [
+            self._search(order, rule)
+            for order, rule in self._kinds
+            if rule == kernel.LOWEST or (rule == kernel.BY_OFFSET and order.tobytes() not in tight)
+        ]
         self._turn = 0
 
     @property
@@ -119,11 +141,12 @@ class ExactSearches:
         """
         count = len(self._instance)
         left = max(1, int(work / (_WORK_OF_BUFFER * count)))
-        steps = max(_LEAST_STEPS * count, left // (2 * len(self._kinds)))
+        steps = max(_LEAST_STEPS * count, left // (2 * len(self._resumed)))
         while left > 0 and not self.is_over and not is_over():
             number, is_new = divmod(self._turn, 2)
-            at = number % len(self._kinds)
-            for search, most in self._restarts(at, steps) if is_new else [(self._resumed[at], steps)]:
+            resumed = self._resumed[number % len(self._resumed)]
+            turns = self._restarts(number % len(self._kinds), steps) if is_new else [(resumed, steps)]
+            for search, most in turns:
                 left -= self._run(search, most, is_over)
                 if self.is_over or is_over():
                     return
@@ -177,19 +200,31 @@ def count_overlaps(instance: Instance) -> int:
     return int((begun - ended - 1).sum())
 
 
-def orders(instance: Instance) -> Iterator[Ints]:
+def orders(instance: Instance, *, tightest_first: bool = False) -> Iterator[Ints]:
     """Yield [buffers] orders of trying buffers.
 
     First come long buffers, large ones, or those in tight sections.
 
     Lengths are counted in moments, as MiniMalloc counts them, and in sections.
+
+    Args:
+        instance: the buffers.
+        tightest_first: only those orders that begin with the tightest sections.
     """
     tightest = instance.tightest
     for length in (instance.durations, instance.upper - instance.lower):
         area = length * instance.sizes
-        for keys in ((length, area, tightest), (tightest, area, length), (tightest, length, area)):
-            yield np.lexsort(tuple(-key for key in reversed(keys)))
-    yield np.lexsort((-tightest, -instance.sizes))
+        if not tightest_first:
+            yield _by(length, area, tightest)
+        yield _by(tightest, area, length)
+        yield _by(tightest, length, area)
+    if not tightest_first:
+        yield _by(instance.sizes, tightest)
+
+
+def _by(*keys: Ints) -> Ints:
+    """Return the order by descending keys, the first one above all."""
+    return np.lexsort(tuple(-key for key in reversed(keys)))
 
 
 def _starts(counts: Ints) -> Ints:
@@ -227,13 +262,14 @@ def _first_state(instance: Instance, order: Ints, overlaps: int) -> State:
     return State(
         values=np.zeros(kernel.VALUES, np.int64),
         buffers=np.array(
-            [instance.lower, instance.upper, instance.sizes, rank, _twins(instance, order), nothing - 1, nothing]
+            [instance.lower, instance.upper, instance.sizes, rank, _twins(instance, order), nothing - 1, nothing, rank]
         ),
         sections=np.array([empty, loads, np.cumsum(crossing), empty]),
         order=np.arange(count),
         frames=frames,
         leasts=np.zeros((2, 4 * overlaps + 8 * count), np.int64),
         floors=np.zeros((2, (count + 1) * (sections + 1)), np.int64),
+        ranks=np.zeros((2, _MOST_RANKED * count), np.int64),
         groups=np.zeros((kernel.WAITING + 1, count + 1), np.int64),
         sorted=np.zeros((2, count), np.int64),
     )

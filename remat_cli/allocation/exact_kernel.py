@@ -5,7 +5,8 @@ fall from step to step, and equal offsets follow a given order: each arrangement
 fills a corner: it puts a buffer on the floor of a section, or leaves room empty there. The corner is the lowest
 section, or of all edges of floors between higher floors the one that the fewest buffers can fill. Of equal buffers the
 first is placed first. If the remaining buffers fall into groups without shared sections, each group is searched alone:
-if one group has no solution, other solutions of the others are not tried.
+if one group has no solution, other solutions of the others are not tried. A group may be ranked anew, by the load that
+is left above its sections.
 
 Source: Moffitt, MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning, ASPLOS 2023.
 """
@@ -27,13 +28,15 @@ RAISE = -2
 # Ways to search: by ascending offset, or by corners: the lowest one, or the one that the fewest buffers can fill.
 BY_OFFSET, LOWEST, FEWEST = range(3)
 # Rows of the tables of buffers, sections, frames and undo lists; places of single values.
-LOWER, UPPER, SIZE, RANK, TWIN, OFFSET, LEAST = range(7)
+LOWER, UPPER, SIZE, RANK, TWIN, OFFSET, LEAST, TIE = range(8)
 FLOOR, LOAD, CROSSING, STAMP = range(4)
 START, STOP, FIRST, LAST, BACK, WAITING, CHOSEN, SINCE, SINCE_RANK, TRIED, TRIED_RANK = range(11)
-CEILING, OLD_LEAST, OLD_FLOOR, CORNER, SKIPS, ROWS_OF_FRAME = range(11, 17)
+CEILING, OLD_LEAST, OLD_FLOOR, OLD_RANK, CORNER, SKIPS, ROWS_OF_FRAME = range(11, 18)
 OF, VALUE = range(2)
 LEAST_OF, SIZE_OF = range(2)
-DEPTH, LEASTS, FLOORS, GROUPS, IS_ENTERED, STAMPS, RULE, MOST_SKIPS, HAS_LEFT_OUT, VALUES = range(10)
+DEPTH, LEASTS, FLOORS, RANKS, GROUPS, IS_ENTERED, STAMPS, RULE, MOST_SKIPS, HAS_LEFT_OUT, IS_RANKED_ANEW, VALUES = (
+    range(12)
+)
 
 
 class Neighbours(NamedTuple):
@@ -56,19 +59,22 @@ class State(NamedTuple):
     """The state of a resumable search.
 
     Attributes:
-        values: depth, lengths of the two undo lists, number of waiting groups, whether the frame is entered, number of
-            stamps used, the way to search, how many corners may stay empty, whether this limit was met.
-        buffers: [7, N] first section, the one after the last, size, rank in the order, the previous buffer of the same
-            life and size, offset (-1: not placed), and the least offset above placed buffers.
+        values: depth, lengths of the three undo lists, number of waiting groups, whether the frame is entered, number
+            of stamps used, the way to search, how many corners may stay empty, whether this limit was met, whether
+            groups that fall apart are ranked anew.
+        buffers: [8, N] first section, the one after the last, size, rank in the order, the previous buffer of the same
+            life and size, offset (-1: not placed), the least offset above placed buffers, and the rank among buffers
+            whose sections are as full.
         sections: [4, S + 1] floor below which nothing is left to fill, load of waiting buffers, number of waiting
             buffers that cross from the previous section, a stamp.
         order: [N] the buffers; those of a group stand together.
-        frames: [16, D] of each step: its group in `order`, its sections, the step to return to if this step fails, the
+        frames: [18, D] of each step: its group in `order`, its sections, the step to return to if this step fails, the
             next waiting group (-1 for none), the buffer chosen, offset and rank of the step before, offset and rank
             tried last, the first offset too high to begin at, the earlier lengths of the undo lists, the section to
             fill, and the number of empty corners.
         leasts: [2, L] undo list: buffers, and their least offsets before a step.
         floors: [2, L] undo list: sections, and their floors before a step.
+        ranks: [2, L] undo list: buffers, and their ranks before a step.
         groups: [6, N + 1] waiting groups: the first rows of frames, to `WAITING`.
         sorted: [2, N] scratch: offsets and sizes of waiting buffers in one section.
     """
@@ -80,6 +86,7 @@ class State(NamedTuple):
     frames: Ints
     leasts: Ints
     floors: Ints
+    ranks: Ints
     groups: Ints
     sorted: Ints
 
@@ -202,7 +209,7 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
     """
     offset = s.buffers[LEAST, buffer]
     top = offset + s.buffers[SIZE, buffer]
-    s.frames[OLD_LEAST, depth], s.frames[OLD_FLOOR, depth] = s.values[LEASTS], s.values[FLOORS]
+    _note_lengths(s, depth)
     s.buffers[OFFSET, buffer] = offset
     first, last = s.buffers[LOWER, buffer], s.buffers[UPPER, buffer]
     for section in range(first, last):
@@ -291,6 +298,13 @@ def _least_left(near: Neighbours, s: State, section: int, offset: int, capacity:
 
 
 @compiled
+def _note_lengths(s: State, depth: int) -> None:
+    """Note the lengths of the undo lists before a step."""
+    s.frames[OLD_LEAST, depth], s.frames[OLD_FLOOR, depth] = s.values[LEASTS], s.values[FLOORS]
+    s.frames[OLD_RANK, depth] = s.values[RANKS]
+
+
+@compiled
 def _raise_floor(s: State, section: int, floor: int) -> None:
     """Set a section's floor, and note the earlier value."""
     noted = s.values[FLOORS]
@@ -317,6 +331,9 @@ def _undo(s: State, depth: int) -> None:
     while s.values[LEASTS] > s.frames[OLD_LEAST, depth]:
         s.values[LEASTS] -= 1
         s.buffers[LEAST, s.leasts[OF, s.values[LEASTS]]] = s.leasts[VALUE, s.values[LEASTS]]
+    while s.values[RANKS] > s.frames[OLD_RANK, depth]:
+        s.values[RANKS] -= 1
+        s.buffers[RANK, s.ranks[OF, s.values[RANKS]]] = s.ranks[VALUE, s.values[RANKS]]
     for at in range(s.frames[START, depth], s.frames[STOP, depth]):
         buffer = s.order[at]
         if s.buffers[OFFSET, buffer] >= 0:
@@ -337,19 +354,42 @@ def _descend(s: State, depth: int) -> None:
     buffer = s.frames[CHOSEN, depth]
     start, stop = s.frames[START, depth] + 1, s.frames[STOP, depth]
     first, last = s.frames[FIRST, depth], s.frames[LAST, depth]
-    waiting = s.frames[WAITING, depth]
+    waiting, is_parted = s.frames[WAITING, depth], False
     s.values[GROUPS] = max(waiting + 1, 0)
     for section in range(s.buffers[UPPER, buffer] - 1, s.buffers[LOWER, buffer], -1):
         if s.sections[CROSSING, section] == 0 and first < section < last:
             middle = _parted(s, start, stop, section)
+            is_parted = True
             if middle < stop:
                 if middle > start:
+                    _rank_anew(s, middle, stop)
                     waiting = _wait(s, depth, middle, stop, section, last, waiting)
                 else:
                     first = section
                     break
             last, stop = section, middle
+    if is_parted:
+        _rank_anew(s, start, stop)
     _frame(s, depth + 1, start, stop, first, last, depth, waiting, depth)
+    if is_parted and s.values[IS_RANKED_ANEW]:
+        s.frames[SINCE_RANK, depth + 1] = -NOWHERE  # buffers of the same offset have other ranks now
+
+
+@compiled
+def _rank_anew(s: State, start: int, stop: int) -> None:
+    """Rank a group by what waits in its sections now: the fullest first.
+
+    Source: MiniMalloc, which sorts each part of a problem that falls apart by its own loads.
+    """
+    if not s.values[IS_RANKED_ANEW] or s.values[RANKS] + stop - start > s.ranks.shape[1]:
+        return
+    count = s.buffers.shape[1]
+    for at in range(start, stop):
+        buffer, noted = s.order[at], s.values[RANKS]
+        load = s.sections[LOAD, s.buffers[LOWER, buffer] : s.buffers[UPPER, buffer]].max()
+        s.ranks[OF, noted], s.ranks[VALUE, noted] = buffer, s.buffers[RANK, buffer]
+        s.values[RANKS] += 1
+        s.buffers[RANK, buffer] = (NOWHERE // (2 * count) - load) * count + s.buffers[TIE, buffer]
 
 
 @compiled
@@ -400,6 +440,8 @@ def _next_group(s: State, depth: int) -> bool:
     start, stop = s.groups[START, number], s.groups[STOP, number]
     first, last, waiting = s.groups[FIRST, number], s.groups[LAST, number], s.groups[WAITING, number]
     _frame(s, depth + 1, start, stop, first, last, back, waiting, back)
+    if s.values[IS_RANKED_ANEW]:
+        s.frames[SINCE_RANK, depth + 1] = -NOWHERE
     return True
 
 
@@ -508,7 +550,7 @@ def _raise(near: Neighbours, s: State, depth: int, capacity: int) -> bool:
     """
     corner = s.frames[CORNER, depth]
     floor = s.sections[FLOOR, corner]
-    s.frames[OLD_LEAST, depth], s.frames[OLD_FLOOR, depth] = s.values[LEASTS], s.values[FLOORS]
+    _note_lengths(s, depth)
     raised, fits = NOWHERE, False
     for at in range(near.member_start[corner], near.member_start[corner + 1]):
         buffer = near.member[at]

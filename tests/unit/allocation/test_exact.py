@@ -27,21 +27,24 @@ def check_offsets(buffers: tuple[Buffer, ...], offsets: Ints, capacity: int) -> 
     check(buffers, Allocation(Status.FEASIBLE, tuple(offsets.tolist()), capacity, 0))
 
 
-def run(instance: Instance, capacity: int, way: int, order: int = 0, steps: int = 10**6) -> ExactSearch:
-    search = ExactSearch(instance, capacity, list(orders(instance))[order], neighbours(instance), way)
+def run(
+    instance: Instance, capacity: int, way: int, order: int = 0, steps: int = 10**6, *, is_ranked_anew: bool = False
+) -> ExactSearch:
+    order_tried = list(orders(instance))[order]
+    search = ExactSearch(instance, capacity, order_tried, neighbours(instance), way, is_ranked_anew=is_ranked_anew)
     while not search.is_over and search.steps < steps:
         search.go_on(1000)
     return search
 
 
 @settings(max_examples=80, deadline=None)
-@given(drawn_buffers(), st.integers(-2, 1), st.sampled_from(WAYS), st.integers(0, 6))
+@given(drawn_buffers(), st.integers(-2, 1), st.sampled_from(WAYS), st.integers(0, 6), st.booleans())
 def test_search_decides_as_exhaustive_search_does(
-    buffers: tuple[Buffer, ...], beyond: int, way: int, order: int
+    buffers: tuple[Buffer, ...], beyond: int, way: int, order: int, is_ranked_anew: bool
 ) -> None:
     smallest = smallest_height(buffers)
     capacity = max(smallest + beyond, max(buffer.size for buffer in buffers))
-    search = run(Instance.of(buffers, 1), capacity, way, order)
+    search = run(Instance.of(buffers, 1), capacity, way, order, is_ranked_anew=is_ranked_anew)
     assert search.is_over
     assert (search.offsets is None) == search.is_proof == (capacity < smallest)
     if search.offsets is not None:
@@ -70,13 +73,17 @@ def joined(groups: Sequence[Sequence[Buffer]], size: int) -> tuple[Buffer, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(drawn_buffers(most=3), min_size=2, max_size=3), st.integers(0, 1), st.sampled_from(WAYS), st.integers(0, 6)
+    st.lists(drawn_buffers(most=3), min_size=2, max_size=3),
+    st.integers(0, 1),
+    st.sampled_from(WAYS),
+    st.integers(0, 6),
+    st.booleans(),
 )
 def test_groups_that_fall_apart_are_decided_as_each_alone(
-    groups: list[tuple[Buffer, ...]], less: int, way: int, order: int
+    groups: list[tuple[Buffer, ...]], less: int, way: int, order: int, is_ranked_anew: bool
 ) -> None:
     buffers, smallest = joined(groups, 2), 2 + max(smallest_height(group) for group in groups)
-    search = run(Instance.of(buffers, 1), smallest - less, way, order)
+    search = run(Instance.of(buffers, 1), smallest - less, way, order, is_ranked_anew=is_ranked_anew)
     assert search.is_proof == bool(less)
     if search.offsets is not None:
         check_offsets(buffers, search.offsets, smallest)
