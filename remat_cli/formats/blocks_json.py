@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ class BlockPlan:
     Attributes:
         schedule: key of its schedule.
         input_on_host: its input is on the host between its passes.
+        saved_on_host: its saved tensors are.
     """
 
     schedule: str
     input_on_host: bool = False
+    saved_on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class BlocksFile:
     schedules: Mapping[str, ScheduleFile]
 
     @property
-    def has_inputs_on_host(self) -> bool:
-        """Whether any block's input is on the host between its passes."""
-        return any(block.input_on_host for block in self.blocks.values())
+    def offloads(self) -> bool:
+        """Whether any block's tensors are on the host between its passes."""
+        return any(block.input_on_host or block.saved_on_host for block in self.blocks.values())
 
 
 def holds_blocks(path: Path) -> bool:
@@ -96,8 +98,8 @@ def blocks_bytes(
         "other_bytes": other_bytes,
     }
     lines = [f" {_json(key)}: {_json(value)}" for key, value in head.items()]
-    named = {name: {"schedule": plan.schedule, "input_on_host": plan.input_on_host} for name, plan in blocks.items()}
-    lines.append(f' "blocks": {{\n{_joined(f"  {_json(name)}: {_json(plan)}" for name, plan in named.items())}\n }}')
+    named = _joined(f"  {_json(name)}: {_json(asdict(plan))}" for name, plan in blocks.items())
+    lines.append(f' "blocks": {{\n{named}\n }}')
     texts = _joined(f" {_json(key)}: {content.decode().rstrip()}" for key, content in schedules.items())
     lines.append(f' "schedules": {{\n{texts}\n }}')
     return f"{{\n{_joined(lines)}\n}}\n".encode()
@@ -154,10 +156,10 @@ def _schedule(key: str, given: Any, path: Path) -> ScheduleFile:
 
 def _block(name: str, given: Any, schedules: Mapping[str, ScheduleFile], path: Path) -> BlockPlan:
     plan = given if isinstance(given, dict) else {}
-    key, is_away = plan.get("schedule"), plan.get("input_on_host", False)
-    if not isinstance(key, str) or key not in schedules or not isinstance(is_away, bool):
+    key, is_hosted = plan.get("schedule"), [plan.get(name, False) for name in ("input_on_host", "saved_on_host")]
+    if not isinstance(key, str) or key not in schedules or any(not isinstance(each, bool) for each in is_hosted):
         raise ScheduleFileError(f"{path}: block {name!r} names none of the schedules in the file", hint=_HINT)
-    return BlockPlan(key, is_away)
+    return BlockPlan(key, *is_hosted)
 
 
 def _joined(lines: Any) -> str:

@@ -122,32 +122,37 @@ class GivenBlocks:
                 "they were made for",
             )
 
-    def check_inputs(self, step: WholeStep) -> None:
-        """Check that inputs on the host by the file can leave.
+    def check_copies(self, step: WholeStep) -> None:
+        """Check that tensors on the host by the file can leave.
 
         Raises:
-            GraphError: something else holds one of them.
+            GraphError: one of them cannot.
         """
-        for at in self._away(step):
-            if not step.inputs or not step.inputs[at]:
-                raise GraphError(
-                    f"{self.file.path} has the input of block {step.paths[at]!r} on the host, but something else "
-                    "holds that input here",
-                    hint=_AGAIN,
-                )
+        inputs, saved = self._away(step)
+        stay = [(at, "input") for at in inputs - set(step.inputs_can_leave)]
+        stay += [(at, "saved tensors") for at in saved - set(step.saved_can_leave)]
+        for at, what in sorted(stay):
+            raise GraphError(
+                f"{self.file.path} has {what} of block {step.paths[at]!r} on the host, which cannot leave here: "
+                "something else holds them, or no other block runs in between",
+                hint=_AGAIN,
+            )
 
     def choice(self, step: WholeStep) -> ChosenPlans:
         """Return the choice that the file makes; `least` is its own time."""
-        places, away = tuple(self._places[name] for name in step.paths), self._away(step)
-        return ChosenPlans(places, step.judged(step.at(places), 0, away).time, away)
+        choice = ChosenPlans(tuple(self._places[name] for name in step.paths), 0, *self._away(step))
+        return choice._replace(least=step.replay(choice, 0).time)
 
-    def _away(self, step: WholeStep) -> frozenset[int]:
-        return frozenset(at for at, name in enumerate(step.paths) if self.file.blocks[name].input_on_host)
+    def _away(self, step: WholeStep) -> tuple[frozenset[int], frozenset[int]]:
+        plans = [(at, self.file.blocks[name]) for at, name in enumerate(step.paths)]
+        inputs = frozenset(at for at, plan in plans if plan.input_on_host)
+        return inputs, frozenset(at for at, plan in plans if plan.saved_on_host)
 
 
 def file_of_blocks(
     points: Mapping[str, CurvePoint],
     away: Iterable[str],
+    saved_away: Iterable[str],
     fused: bool,
     budget_bytes: int,
     peak_bytes: int,
@@ -158,12 +163,13 @@ def file_of_blocks(
     Args:
         points: plans by the name of the call.
         away: names of the calls whose inputs are on the host between their passes.
+        saved_away: names of the calls whose saved tensors are.
         fused: inductor's kernels run the plans.
         budget_bytes: budget of the step.
         peak_bytes: predicted peak of the step.
         other_bytes: bytes of the optimizer's state and of free memory within the peak.
     """
-    hosted = set(away)
+    inputs, saved = set(away), set(saved_away)
     blocks: dict[str, BlockPlan] = {}
     keys: dict[Any, str] = {}
     schedules: dict[str, bytes] = {}
@@ -173,7 +179,7 @@ def file_of_blocks(
         if own not in keys:
             keys[own] = str(len(keys))
             schedules[keys[own]] = file_of_block(graph.edited(name=name).checked(), schedule)
-        blocks[name] = BlockPlan(keys[own], name in hosted)
+        blocks[name] = BlockPlan(keys[own], name in inputs, name in saved)
     return blocks_bytes(
         blocks,
         schedules,

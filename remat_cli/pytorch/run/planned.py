@@ -126,7 +126,7 @@ def planned(
         _check_split(split, schedule, fused=fused, regions=regions)
         given = GivenBlocks.at(_path(schedule, "schedule"), fused=fused)
         module, blocks = _regions_by(given, within, regions)
-        source = source_for("min", offload=given.file.has_inputs_on_host)
+        source = source_for("min", offload=given.file.offloads)
         attach_regions(module, blocks, source, str(schedule), fused=fused, strict=strict, given=given)
         return model
     if schedule is not None:

@@ -128,6 +128,7 @@ class RegionsRecord(PlanRecord):
         kernels: the compiled kernels, in words; empty if eager's kernels run.
         left: reasons why regions run in eager mode, by path.
         away: calls whose inputs are on the host between their passes, with the inputs' bytes.
+        saved_away: calls whose saved tensors are, with these tensors' bytes.
         measured_peak_bytes: peak of each measured step, counted like the predicted peak.
         beyond_bytes: largest excess of such a step over the predicted peak, under the present plans.
         whole_calls: number of the model's calls that ran as planned.
@@ -146,6 +147,7 @@ class RegionsRecord(PlanRecord):
     kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
     away: dict[str, int] = field(default_factory=dict)
+    saved_away: dict[str, int] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
     beyond_bytes: int = 0
     whole_calls: int = 0
@@ -170,7 +172,7 @@ class RegionsRecord(PlanRecord):
                 hint="save the plans of a model that is called with inputs of this size alone",
             )
         figures = self.budget_bytes, self.predicted_peak_bytes, self.other_bytes
-        write_file(Path(path), file_of_blocks(self.points, self.away, self.fused, *figures))
+        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, self.fused, *figures))
 
     def snapshot(self, path: str | Path) -> None:
         """Refuse a snapshot: only blocks of the step are planned.
@@ -189,7 +191,9 @@ class RegionsRecord(PlanRecord):
     @property
     def plan(self) -> str:
         """One line on the plan, for a report or a log."""
-        hosted = f", {format_bytes(sum(self.away.values()))} of inputs on the host between passes" if self.away else ""
+        parts = (self.away, "inputs"), (self.saved_away, "saved tensors")
+        hosted = " and ".join(f"{format_bytes(sum(of.values()))} of {what}" for of, what in parts if of)
+        hosted = hosted and f", {hosted} on the host between passes"
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
             f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
@@ -212,9 +216,10 @@ class RegionsRecord(PlanRecord):
             lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
+            where = " on the host" if path in self.saved_away else ""
             hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
             lines.append(
-                f"    {path}: keeps {format_bytes(point.kept)} between its passes{hosted}, "
+                f"    {path}: keeps {format_bytes(point.kept)}{where} between its passes{hosted}, "
                 f"{format_share(point.planned.overhead)} more time"
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
@@ -460,12 +465,13 @@ class RegionsCall:
         self, plan: _StepChoice, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         kind, plan_index = plan.chosen[name]
-        if not plan.away:
+        if not plan.away and not plan.saved_away:
             return kind.run(plan_index, module, args, kwargs)
         number, hosted = plan.step.paths.index(name), self._hosted
         leaves = pytree.tree_leaves((args, kwargs)) if name in plan.away else []
         going = [leaves[place] for place in plan.inputs_of[number]] if leaves else []
-        with hosted.leaving(number, [value for value in going if can_leave(value)]):
+        saves = name in plan.saved_away
+        with hosted.leaving(number, [value for value in going if can_leave(value)], saves=saves):
             result = kind.run(plan_index, module, args, kwargs)
         hosted.watch(number, result)
         return result
@@ -550,6 +556,7 @@ class RegionsCall:
         record.points = {name: kind.points[plan_index] for name, (kind, plan_index) in plan.chosen.items()}
         sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
         record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
+        record.saved_away = {name: point.kept for name, point in record.points.items() if name in plan.saved_away}
         record.other_bytes = plan.other_bytes
         record.has_symbols = any(kind.sized is not None for kind in plan.kinds)
 
@@ -639,7 +646,7 @@ class RegionsCall:
             assert self._link is not None, "every device profile has one"
             step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
         if self.given is not None:
-            self.given.check_inputs(step)
+            self.given.check_copies(step)
         for former in self._step_choices:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
@@ -740,7 +747,7 @@ class RegionsCall:
             )
         self._ranks.all_or_none(refusal)
         assert choice is not None
-        trace = step.judged(step.at(choice.places), free, choice.away)
+        trace = step.replay(choice, free)
         is_above = trace.peak_bytes > budget
         may_be_above = free > reserved or (bool(self._step_choices) and not self.strict)
         if is_above and (not may_be_above or step.within(budget, free) is not None):
@@ -766,7 +773,7 @@ class RegionsCall:
         choice, refusal = self._compiled_choice(plan, given.choice, free)
         self._ranks.all_or_none(refusal)
         assert choice is not None
-        trace = plan.step.judged(plan.step.at(choice.places), free, choice.away)
+        trace = plan.step.replay(choice, free)
         given.warn_if_above(trace.peak_bytes)
         self._use(plan, choice, trace, given.file.budget_bytes, free)
 
@@ -780,7 +787,7 @@ class RegionsCall:
             budget: budget in bytes.
             free: bytes that are left free.
         """
-        step, (places, least, away) = plan.step, choice
+        step, (places, least, away, saved_away) = plan.step, choice
         plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
         plan.other_bytes = self._state_bytes() + free
@@ -789,6 +796,7 @@ class RegionsCall:
         chosen = list(zip(plan.kinds, places, strict=True))
         plan.chosen = dict(zip(step.paths, chosen, strict=True))
         plan.away = frozenset(step.paths[place] for place in away)
+        plan.saved_away = frozenset(step.paths[place] for place in saved_away)
         for kind in set(plan.kinds):
             kind.use(frozenset(plan_index for other, plan_index in chosen if other is kind))
 
@@ -945,8 +953,13 @@ class RegionsCall:
             return kind
         kind.captured = captured if self.fused else None
         kind.forward_context, kind.at_backward = self._watch.looking, self._watch.backward_begins
+        kind.at_forward = self._note_given
         kind.on_mismatch = partial(self._ran_unplanned, call.path)
         return kind
+
+    def _note_given(self, given: list[Any]) -> None:
+        if self._plan is not None and self._plan.saved_away:
+            self._hosted.note_given(given)
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
         """Return the outputs of a region that get a gradient."""
@@ -957,6 +970,7 @@ class RegionsCall:
         if group.captured not in self._sized:
             region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
             region.forward_context, region.at_backward = self._watch.looking, self._watch.backward_begins
+            region.at_forward = self._note_given
             region.on_mismatch = partial(self._ran_unplanned, call.path)
             region.on_larger = partial(self._ran_larger, call.path)
             self._sized[group.captured] = region
@@ -999,6 +1013,7 @@ class _StepChoice:
         inputs_of: places of the inputs of each call that may be on the host between its passes.
         chosen: kind of each call, and the number of its plan, by name.
         away: names of the calls whose inputs are on the host between their passes.
+        saved_away: names of the calls whose saved tensors are.
         peak: predicted peak in bytes.
         budget: budget in bytes.
         overhead: extra time of the regions, as a share of their unplanned time.
@@ -1017,6 +1032,7 @@ class _StepChoice:
     inputs_of: Sequence[tuple[int, ...]] = ()
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
+    saved_away: frozenset[str] = frozenset()
     peak: int = 0
     budget: int = 0
     overhead: float = 0.0

@@ -41,11 +41,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path.write_bytes(content())
     assert holds_blocks(path)
     file = read_blocks(path)
-    assert (file.blocks, file.fused, file.has_inputs_on_host) == (BLOCKS, False, True)
+    assert (file.blocks, file.fused, file.offloads) == (BLOCKS, False, True)
     assert (file.budget_bytes, file.peak_bytes, file.other_bytes) == (9, 8, 1)
     assert file.schedules["a"].schedule == plain_run(GRAPH)
     assert file.schedules["a"].structure == {"op": "op of nothing"}
-    assert '  "blocks.1": {"schedule": "a", "input_on_host": true}' in content().decode().splitlines()
+    assert (
+        '  "blocks.1": {"schedule": "a", "input_on_host": true, "saved_on_host": false}'
+        in content().decode().splitlines()
+    )
 
 
 def changed(change: Callable[[Any], object]) -> Any:

@@ -99,6 +99,24 @@ def test_plans_from_a_file_run_without_new_ones(file: Path, tmp_path: Path, monk
     assert [each["steps"] for each in schedules[0].values()] == [each["steps"] for each in schedules[1].values()]
 
 
+def test_tensors_on_the_host_are_in_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Model(5), tmp_path / "blocks.json"
+    twin, other = copy.deepcopy(model), copy.deepcopy(model)
+    link: Any = {"offload": True, "link_bandwidth": "100TB/s", "device": "h100"}
+    step(planned(other, budget="50%", regions="blocks.*", options={"time_limit": 0.5}, **link), rows(1024))
+    before: Any = plan_of(other)
+    assert before.away
+    assert before.saved_away
+    before.save(path)
+    planned(model, path)
+    for _ in range(3):
+        assert all(map(torch.equal, step(model, rows(1024)), step(twin, rows(1024))))
+    record: Any = plan_of(model)
+    assert (record.away, record.saved_away) == (before.away, before.saved_away)
+    assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes} == {before.predicted_peak_bytes}
+
+
 def test_equal_blocks_share_schedules(file: Path) -> None:
     document = json.loads(file.read_text())
     assert list(document["blocks"]) == ["blocks.0", "blocks.1", "blocks.2"]
@@ -126,7 +144,7 @@ def test_a_file_of_another_model_names_the_block(file: Path, tmp_path: Path) -> 
     def move(document: Any) -> None:
         document["blocks"]["blocks.0"]["input_on_host"] = True
 
-    with pytest.raises(RematError, match=r"the input of block 'blocks\.0' on the host, but something else holds"):
+    with pytest.raises(RematError, match=r"has input of block 'blocks\.0' on the host, which cannot leave here"):
         step(planned(Model(), changed(file, tmp_path, move)), rows())
 
 
