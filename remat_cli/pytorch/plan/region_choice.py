@@ -29,7 +29,7 @@ _SECONDS = 1.0  # seconds for a choice
 
 
 # Which tensors a choice may have on the host.
-_ANYTHING, _NOTHING, _ALL_INPUTS = "anything", "nothing", "all inputs"
+ANYTHING, NOTHING, ALL_INPUTS = "anything", "nothing", "all inputs"
 
 
 class ChosenPlans(NamedTuple):
@@ -261,25 +261,26 @@ class WholeStep:
         """Return the least peak found."""
         return self.replay(self.smallest(free), free).peak_bytes
 
-    def within(self, budget: int, free: int) -> ChosenPlans | None:
+    def within(self, budget: int, free: int, moves: str = ANYTHING) -> ChosenPlans | None:
         """Choose a plan for each region for the least time in a budget.
 
         Args:
             budget: budget in bytes.
             free: bytes to leave free.
+            moves: which tensors may be on the host: any of them, none, or all inputs together.
 
         Returns:
             The choice, with `least` as a time; None without a choice.
         """
-        found = self._solved(free, budget)
-        if found.is_proven or not self.inputs:
+        found = self._solved(free, budget, moves)
+        if found.is_proven or not self.inputs or moves != ANYTHING:
             return found.choice
-        simple = (self._solved(free, budget, moves) for moves in (_NOTHING, _ALL_INPUTS))
+        simple = (self._solved(free, budget, moves) for moves in (NOTHING, ALL_INPUTS))
         fitting = [each.choice for each in (found, *simple) if each.choice is not None]
         best = min(fitting, key=lambda choice: self.replay(choice, free).time, default=None)
         return None if best is None else best._replace(least=found.least)
 
-    def _solved(self, free: int, budget: int | None, moves: str = _ANYTHING) -> _Solved:
+    def _solved(self, free: int, budget: int | None, moves: str = ANYTHING) -> _Solved:
         """Choose plans and copies.
 
         Args:
@@ -288,7 +289,7 @@ class WholeStep:
             moves: which tensors are on the host: any of them, none, or all inputs.
         """
         model = CpModel()
-        may_leave = set(self.saved_can_leave) if moves == _ANYTHING else set[int]()
+        may_leave = set(self.saved_can_leave) if moves == ANYTHING else set[int]()
         there = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
         gone = [
             [model.new_bool_var("") if place in may_leave and point.kept else 0 for point in curve]
@@ -301,8 +302,8 @@ class WholeStep:
         def total(place: int, value: Callable[[CurvePoint], int], of: Sequence[Sequence[Any]] = taken) -> Any:
             return sum(value(point) * x for point, x in zip(self.curves[place], of[place], strict=True))
 
-        can_leave = [] if moves == _NOTHING else self.inputs_can_leave
-        away: dict[int, Any] = {place: 1 if moves == _ALL_INPUTS else model.new_bool_var("") for place in can_leave}
+        can_leave = [] if moves == NOTHING else self.inputs_can_leave
+        away: dict[int, Any] = {place: 1 if moves == ALL_INPUTS else model.new_bool_var("") for place in can_leave}
         peak = model.new_int_var(0, 2**60, "peak") if budget is None else budget
         for moment, level in self._levels:
             used = level + self.always + free

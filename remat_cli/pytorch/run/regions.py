@@ -932,18 +932,8 @@ class RegionsCall:
         prepared = alone.prepared(joint, captured, [])
         self._link = prepared.link
         self.record.waited_ns.update(alone.waiting.spent_ns)
-        outputs = sum(storage.bytes for storage in joint.returned)
-        plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
-        floor = _kept_in_any_case(prepared.graph)
-        points = [plain]
-        if self.given is not None:
-            given = self.given.schedules_for(names, prepared.graph)
-            points += [CurvePoint.of(prepared.graph, schedule, outputs) for schedule in given]
-        for share in _SHARES if self.given is None else ():
-            kept = floor + int(share * max(0, plain.kept - floor))
-            schedule = _plan_that_keeps(alone, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
-            if schedule is not None:
-                points.append(CurvePoint.of(prepared.graph, schedule, outputs))
+        given = None if self.given is None else self.given.schedules_for(names, prepared.graph)
+        points = curve_of(alone, prepared, joint, given)
         function = shared_forward(self._forwards[call.path], call.module)
         kind = RegionKind(call.path, function, self._gradients(call), tuple(points))
         if group.sizes is not None and sized is not None and region is not None:
@@ -1054,6 +1044,31 @@ def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[CallGroup]) -> set[tupl
             reading.update(group.calls)
     named = zip(rehearsal.calls, rehearsal.makers, strict=True)
     return {(call.name, at) for call, makers in named for at, maker in makers.items() if maker in reading}
+
+
+def curve_of(
+    source: WithinBudget, prepared: Prepared, joint: Joint, given: Iterable[Schedule] | None = None
+) -> list[CurvePoint]:
+    """Return plans of a region that keep less and less, the plain one first.
+
+    Args:
+        source: source of plans for the region alone.
+        prepared: graph of the region.
+        joint: the captured region.
+        given: schedules in place of new ones, if any.
+    """
+    outputs = sum(storage.bytes for storage in joint.returned)
+    plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
+    floor = _kept_in_any_case(prepared.graph)
+    if given is not None:
+        return [plain, *map(plain.at, given)]
+    points = [plain]
+    for share in _SHARES:
+        kept = floor + int(share * max(0, plain.kept - floor))
+        schedule = _plan_that_keeps(source, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
+        if schedule is not None:
+            points.append(plain.at(schedule))
+    return points
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:

@@ -16,6 +16,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
 from remat_cli.pytorch.plan.rehearsal import Moment
+from tests.bench.torch_hosted import LINKS, compared, llama_curve, llama_step
 
 _ANY = build_graph(
     name="any",
@@ -152,3 +153,18 @@ def test_a_fast_link_is_used_and_a_slow_one_is_not(rate: int) -> None:
     choice = step.within(500, 0)
     assert choice is not None
     assert bool(choice.away) == (rate == 1000)
+
+
+def test_blocks_of_a_llama_of_8_billion_parameters_are_never_worse_than_by_one_way_alone() -> None:
+    tokens = 32_768
+    curve = llama_curve(tokens, seconds=0.1)
+    for rate in (LINKS["PCIe 3"], LINKS["PCIe 5"]):
+        step = llama_step(curve, tokens, rate)
+        least, plain = step.least(0), step.judged(step.plain, 0).peak_bytes
+        for share in (0.05, 0.4):
+            recomputed, offloaded, chosen = compared(step, least + int(share * (plain - least)))
+            assert chosen.time is not None
+            alone = [way.time for way in (recomputed, offloaded) if way.time is not None]
+            assert alone
+            assert chosen.time <= min(alone)
+            assert chosen.inputs + chosen.saved > 0
