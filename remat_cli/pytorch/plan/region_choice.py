@@ -247,7 +247,7 @@ class WholeStep:
 
         `least` is a peak.
         """
-        chosen = self._solved(free, None).choice
+        chosen = self._best(free, None, ANYTHING, lambda choice: self.replay(choice, free).peak_bytes)
         assert chosen is not None
         return chosen
 
@@ -272,12 +272,21 @@ class WholeStep:
         Returns:
             The choice, with `least` as a time; None without a choice.
         """
+        return self._best(free, budget, moves, lambda choice: self.replay(choice, free).time)
+
+    def _best(
+        self, free: int, budget: int | None, moves: str, cost: Callable[[ChosenPlans], int]
+    ) -> ChosenPlans | None:
+        """Return the solver's choice, or a simple one that costs less.
+
+        Simple choices move nothing, or all inputs. They are tried if the solver proves nothing.
+        """
         found = self._solved(free, budget, moves)
         if found.is_proven or not self.inputs or moves != ANYTHING:
             return found.choice
-        simple = (self._solved(free, budget, moves) for moves in (NOTHING, ALL_INPUTS))
+        simple = (self._solved(free, budget, each) for each in (NOTHING, ALL_INPUTS))
         fitting = [each.choice for each in (found, *simple) if each.choice is not None]
-        best = min(fitting, key=lambda choice: self.replay(choice, free).time, default=None)
+        best = min(fitting, key=cost, default=None)
         return None if best is None else best._replace(least=found.least)
 
     def _solved(self, free: int, budget: int | None, moves: str = ANYTHING) -> _Solved:

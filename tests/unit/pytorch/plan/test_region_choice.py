@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
+from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, ANYTHING, NOTHING, ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.rehearsal import Moment
 from tests.bench.torch_hosted import LINKS, compared, llama_curve, llama_step
 
@@ -137,8 +138,8 @@ def test_inputs_on_the_host_never_make_it_worse(step: WholeStep, share: float) -
         assert step.replay(choice, 0).time <= min(alone)
 
 
-@pytest.mark.parametrize("rate", [1, 1000])
-def test_a_fast_link_is_used_and_a_slow_one_is_not(rate: int) -> None:
+def chain(rate: int) -> WholeStep:
+    """Return three equal regions in a row, with plans that keep all or nothing."""
     kept, forward = point(100, 0, 0, 10, 10), point(0, 0, 0, 10, 20)
     curves = [(kept, forward)] * 3
     moments: dict[Moment, int] = {}
@@ -149,7 +150,30 @@ def test_a_fast_link_is_used_and_a_slow_one_is_not(rate: int) -> None:
     for place in reversed(range(3)):
         held -= {place}
         moments[Moment(held, (place, "backward"), True)] = 0
-    step = WholeStep(0, moments, ["a", "b", "c"], curves, inputs=[100] * 3, link=Link(Fraction(rate)))
+    return WholeStep(0, moments, ["a", "b", "c"], curves, inputs=[100] * 3, link=Link(Fraction(rate)))
+
+
+def test_simple_choices_are_tried_where_the_solver_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = chain(1000)
+    solved = WholeStep._solved
+    plain = ChosenPlans((1, 1, 1), 7)
+
+    def poor(self: WholeStep, free: int, budget: int | None, moves: str = ANYTHING) -> Any:
+        proven = solved(self, free, budget, moves)
+        return proven._replace(choice=plain, is_proven=False, least=7) if moves == ANYTHING else proven
+
+    best = {moves: step.within(600, 0, moves) for moves in (NOTHING, ALL_INPUTS)}
+    monkeypatch.setattr(WholeStep, "_solved", poor)
+    choice = step.within(600, 0)
+    assert choice is not None
+    assert choice.least == 7
+    times = [step.replay(each, 0).time for each in best.values() if each is not None]
+    assert step.replay(choice, 0).time == min(times) < step.replay(plain, 0).time
+
+
+@pytest.mark.parametrize("rate", [1, 1000])
+def test_a_fast_link_is_used_and_a_slow_one_is_not(rate: int) -> None:
+    step = chain(rate)
     choice = step.within(500, 0)
     assert choice is not None
     assert bool(choice.away) == (rate == 1000)
