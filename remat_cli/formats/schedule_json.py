@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from remat_cli import __version__
 from remat_cli.core.allocator import CudaAllocator, parse_allocator
@@ -269,7 +269,20 @@ def read_schedule(path: Path) -> ScheduleFile:
     Raises:
         ScheduleFileError: the file is missing, malformed, of an unknown version, or holds no plan.
     """
-    document = _document_in(path)
+    return schedule_in(_document_in(path), path)
+
+
+def schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
+    """Return the content of a parsed schedule file.
+
+    Args:
+        document: the parsed file, or such a part of another file.
+        path: path of the file, for messages.
+
+    Raises:
+        ScheduleFileError: the document is malformed, of an unknown version, or holds no plan.
+    """
+    _check_format(document, path)
     steps = document.get("steps")
     if steps is None:
         raise ScheduleFileError(
@@ -304,8 +317,13 @@ def read_schedule(path: Path) -> ScheduleFile:
 
 def _document_in(path: Path) -> dict[str, Any]:
     document = parse_json(path, read_bytes(path, error=ScheduleFileError), error=ScheduleFileError)
+    _check_format(document, path)
+    return cast(dict[str, Any], document)
+
+
+def _check_format(document: Any, path: Path) -> None:
     if isinstance(document, dict) and document.get("format") == FORMAT:
-        return document
+        return
     version = document.get("format") if isinstance(document, dict) else None
     raise ScheduleFileError(
         f"{path}: unknown format {version!r}", hint=f'a schedule file has "format": {FORMAT!r}; is it another file?'

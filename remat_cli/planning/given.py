@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import solve
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
@@ -47,8 +49,6 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
         UsageError: the schedule exceeds the budget.
         FalseClaim: the schedule does not run.
     """
-    from remat_cli.core.simulate import simulate
-
     peak = simulate(prepared.graph, schedule).peak_bytes
     if peak > budget_bytes:
         raise UsageError(
@@ -59,3 +59,14 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
     solution = solve(Problem(prepared.graph, Budget(budget_bytes)), Given(schedule))
     planner = {"name": maker, "options": {}}
     return schedule_bytes(solution, prepared.mode, planner, prepared.options.recorded, estimated=prepared.is_estimated)
+
+
+def file_of_block(graph: Graph, schedule: Schedule) -> bytes:
+    """Return the file of a schedule of one block, at its own peak.
+
+    Args:
+        graph: graph of the block.
+        schedule: a schedule of the graph.
+    """
+    solution = solve(Problem(graph, Budget(simulate(graph, schedule).peak_bytes)), Given(schedule))
+    return schedule_bytes(solution, "training", {"name": "blocks", "options": {}})

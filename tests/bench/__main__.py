@@ -240,6 +240,15 @@ def regions_table(console: Console) -> None:
     torch_regions(console)
 
 
+def hosted_table(console: Console) -> None:
+    """Blocks of a large Llama whose tensors go to the host, where PyTorch is installed."""
+    try:
+        from tests.bench.torch_hosted import torch_hosted
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_hosted(console)
+
+
 def fused_table(console: Console) -> None:
     """Plans with inductor's kernels in PyTorch, where it is installed."""
     try:
@@ -288,6 +297,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "split": split_table,
     "checkpoints": checkpoints_table,
     "regions": regions_table,
+    "hosted": hosted_table,
     "fused": fused_table,
     "models": model_tables,
 }
@@ -298,6 +308,7 @@ ONLY_WHEN_NAMED = (
     "split",
     "checkpoints",
     "regions",
+    "hosted",
     "fused",
     "reshard",
     "models",

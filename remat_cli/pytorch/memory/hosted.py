@@ -1,13 +1,14 @@
-"""Inputs of blocks on the host between the passes of their block.
+"""Tensors of blocks on the host between the passes of their block: inputs, and saved tensors.
 
-A block's input goes out when its forward pass begins, and the input's memory is released at the end of that pass. The
-input comes back when the block one earlier in the backward pass begins there. Autograd saves a handle in its place.
+A block's input goes out when its forward pass begins, and the input's memory is released at the end of that pass. Saved
+tensors go out when that pass ends, and their memory is released at the end of the next block's. Both come back when the
+block one earlier in the backward pass begins there. Autograd saves a handle in the place of each.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,31 +33,55 @@ def can_leave(value: Any) -> bool:
 
 @dataclass(eq=False)
 class _Away:
-    """The memory of a tensor on the host.
+    """The memory of a tensor on the host, or on its way there.
 
     Attributes:
-        host: the host copy.
+        here: the tensor until it is released.
         device: device that the tensor comes back to.
+        host: the host copy, once copying has begun.
         arriving: the tensor on its way back, until it is read.
         there: the storage after a read, as long as it lives.
         is_saved: whether autograd holds a handle of the tensor.
     """
 
-    host: torch.Tensor
+    here: torch.Tensor | None
     device: torch.device
+    host: torch.Tensor | None = None
     arriving: torch.Tensor | None = None
     there: Callable[[], torch.UntypedStorage | None] = lambda: None
     is_saved: bool = False
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Away:
+        """Return a tensor's memory, which is still on its device."""
+        return cls(tensor, tensor.device)
+
+    def send(self) -> _Away:
+        """Start copying to the host."""
+        assert self.here is not None
+        self.host = offload(self.here)
+        return self
+
+    def release(self) -> None:
+        """Release the tensor once the copy is complete."""
+        assert self.host is not None
+        assert self.here is not None
+        wait(self.host, self.here)
+        self.here = None
+
     def fetch(self) -> None:
         """Start copying back, unless the copy has begun."""
-        if self.arriving is None and self.there() is None:
+        if self.here is None and self.arriving is None and self.there() is None:
+            assert self.host is not None
             self.arriving = prefetch(self.host, self.device)
 
     def read(self) -> torch.UntypedStorage:
         """Return the memory once the copy is complete."""
+        if self.here is not None:
+            return self.here.untyped_storage()
         self.fetch()
         if self.arriving is not None:
+            assert self.host is not None
             wait(self.host, self.arriving)
             storage = self.arriving.untyped_storage()
             self.arriving, self.there = None, weakref.ref(storage)
@@ -90,7 +115,7 @@ def _handle(away: _Away, tensor: torch.Tensor) -> _Handle:
 
 @dataclass(eq=False)
 class HostedStep:
-    """The inputs of blocks on the host in one step.
+    """The tensors of blocks on the host in one step.
 
     Attributes:
         running: numbers of the calls whose backward pass has not begun, by the order of their forward passes.
@@ -98,9 +123,12 @@ class HostedStep:
 
     running: set[int] = field(default_factory=set)
     _away: dict[int, list[_Away]] = field(default_factory=dict)
+    _saved: dict[int, _Away] = field(default_factory=dict)  # by the last block, by storage
+    _leaving: list[_Away] = field(default_factory=list)  # on the way to the host
+    _given: frozenset[int] = frozenset()  # storages that exist before the block's call
 
     @contextmanager
-    def leaving(self, number: int, values: Sequence[torch.Tensor]) -> Iterator[None]:
+    def leaving(self, number: int, values: Sequence[torch.Tensor], *, saves: bool = False) -> Iterator[None]:
         """Let values leave for the host while a block's forward pass runs.
 
         Their device memory is released when the pass ends.
@@ -108,35 +136,58 @@ class HostedStep:
         Args:
             number: number of the block's call.
             values: inputs of the block.
+            saves: let saved tensors leave, too, when the pass has ended.
         """
         self.running.add(number)
-        if not values:
+        if not values and not saves:
             yield
+            self._release()
             return
-        going = {storage_key(value): _Away(offload(value), value.device) for value in values}
+        going = {storage_key(value): _Away.of(value).send() for value in values}
 
         def pack(saved: torch.Tensor) -> torch.Tensor | _Handle:
             away = going.get(storage_key(saved))
             if away is None:
-                return saved
+                if not saves or storage_key(saved) in self._given or not _is_movable(saved):
+                    return saved
+                away = self._saved.setdefault(storage_key(saved), _Away.of(saved))
             away.is_saved = True
             return _handle(away, saved)
 
         with saved_tensors_hooks(pack, _unpack):
             yield
-        for value, away in zip(values, going.values(), strict=True):
-            wait(away.host, value)
+        self._release()
+        self._given = frozenset()
+        for away in going.values():
+            away.release()
         self._away[number] = [away for away in going.values() if away.is_saved]
 
+    def note_given(self, given: Iterable[Any]) -> None:
+        """Note the tensors that a block's forward pass is given: they stay."""
+        self._given = frozenset(storage_key(value) for value in given if isinstance(value, torch.Tensor))
+
+    def _release(self) -> None:
+        """Release the tensors that an earlier block has saved."""
+        for away in self._leaving:
+            away.release()
+        self._leaving = []
+
     def watch(self, number: int, result: Any) -> None:
-        """Fetch the next block's input when a block's backward pass begins.
+        """Let a block's saved tensors leave, and fetch the next block's at its backward pass.
 
         Args:
             number: number of the block's call.
             result: the result of the call.
         """
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        returned = {storage_key(leaf) for leaf in leaves} if self._saved else set()
+        self._leaving = [away for key, away in self._saved.items() if key not in returned]
+        self._saved = {}
+        for away in self._leaving:
+            away.send()
+        self._away[number] = [*self._away.get(number, ()), *self._leaving]
         begin = _Begin(self, number)
-        for node in {leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)}:
+        for node in {leaf.grad_fn for leaf in leaves}:
             if node is not None:
                 node.register_prehook(begin)
 
@@ -145,6 +196,7 @@ class HostedStep:
         if number not in self.running:  # a second backward pass
             return
         self.running.remove(number)
+        self._release()
         coming = [number, max(self.running)] if self.running else [number]
         for away in (one for call in coming for one in self._away.get(call, ())):
             away.fetch()
@@ -163,6 +215,10 @@ class _Begin:
 
 def _unpack(saved: torch.Tensor | _Handle) -> torch.Tensor:
     return saved.read() if isinstance(saved, _Handle) else saved
+
+
+def _is_movable(saved: torch.Tensor) -> bool:
+    return type(saved) is torch.Tensor and saved.device.type in COPIES and saved.untyped_storage().nbytes() > 0
 
 
 class MovableInputs:
@@ -198,8 +254,8 @@ class MovableInputs:
         keys = [storage_key(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self._leaves]
         for place, leaf in enumerate(self._leaves):
             if can_leave(leaf) and keys.count(keys[place]) == 1 and not staying(place, leaf):
-                away = _Away(offload(leaf), leaf.device)
-                wait(away.host, leaf)
+                away = _Away.of(leaf).send()
+                away.release()
                 self._away[place] = _handle(away, leaf), leaf.requires_grad
                 memory[place] = leaf.untyped_storage()
                 self._leaves[place] = None

@@ -157,6 +157,16 @@ class PlanRecord:
         self.backward_passes += 1
         self.at_backward()
 
+    def save(self, path: str | Path) -> None:
+        """Refuse to write a plan of the whole step.
+
+        Raises:
+            UsageError: always; `remat plan` writes it.
+        """
+        del path
+        hint = "remat plan FILE.py:NAME -o schedule.json writes it, for planned(model, 'schedule.json')"
+        raise UsageError("plan_of(model).save writes plans of blocks, and this is one of the whole step", hint=hint)
+
     def snapshot(self, path: str | Path) -> None:
         """Write the plan of the last planned call as a memory snapshot, for pytorch.org/memory_viz.
 

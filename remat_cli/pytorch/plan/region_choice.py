@@ -2,27 +2,34 @@
 
 The whole step must fit the budget.
 
-An integer program chooses the plans, and the calls whose inputs are on the host between their passes. Its answer is a
+An integer program chooses the plans, and the calls whose inputs or saved tensors are on the host between their passes.
+Its answer is a
 schedule of the whole step: each pass of a region is one op, and each stretch between regions is one op. The judge
 measures the memory of that schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.link import Link
-from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, plain_run
+from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
-from remat_cli.planners.shared.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver
+from remat_cli.planners.shared.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, CpSolver
 from remat_cli.pytorch.plan.fused import CompiledMemory
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.region_copies import PassOrder, input_of, saved_by, waits, with_copies
 from remat_cli.pytorch.plan.rehearsal import Moment
 
 _SECONDS = 1.0  # seconds for a choice
+
+
+# Which tensors a choice may have on the host.
+ANYTHING, NOTHING, ALL_INPUTS = "anything", "nothing", "all inputs"
 
 
 class ChosenPlans(NamedTuple):
@@ -32,11 +39,27 @@ class ChosenPlans(NamedTuple):
         places: places of the chosen plans, one in each curve.
         least: lower bound on all choices.
         away: numbers of the calls whose inputs are on the host between their passes.
+        saved_away: numbers of the calls whose saved tensors are.
     """
 
     places: tuple[int, ...]
     least: int
     away: frozenset[int] = frozenset()
+    saved_away: frozenset[int] = frozenset()
+
+
+class _Solved(NamedTuple):
+    """The solver's answer.
+
+    Attributes:
+        choice: the choice; None without one.
+        is_proven: no choice is better, or there is none.
+        least: lower bound on all choices.
+    """
+
+    choice: ChosenPlans | None
+    is_proven: bool
+    least: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,53 +163,39 @@ class WholeStep:
         """The plain plan of each region."""
         return tuple(curve[0] for curve in self.curves)
 
-    def judged(self, points: Sequence[CurvePoint], free: int, away: Set[int] = frozenset()) -> Trace:
+    def judged(
+        self, points: Sequence[CurvePoint], free: int, away: Set[int] = frozenset(), saved_away: Set[int] = frozenset()
+    ) -> Trace:
         """Return the judge's replay of the step with these plans.
 
         Args:
             points: one for each call of a region.
             free: bytes to leave free.
             away: numbers of the calls whose inputs are on the host between their passes.
+            saved_away: numbers of the calls whose saved tensors are.
         """
         graph = self.graph(points, free)
         schedule = plain_run(graph)
-        return simulate(graph, self._moving(schedule, away) if away else schedule, link=self.link)
+        if away or saved_away:
+            schedule = with_copies(schedule, self.order, dict(enumerate(self.paths)), away, saved_away)
+        return simulate(graph, schedule, link=self.link)
 
-    def _moving(self, schedule: Schedule, away: Set[int]) -> Schedule:
-        """Return a schedule with copies of inputs to the host and back.
+    def replay(self, choice: ChosenPlans, free: int) -> Trace:
+        """Return the judge's replay of a choice."""
+        return self.judged(self.at(choice.places), free, choice.away, choice.saved_away)
 
-        The copies are issued as when the step runs.
-        """
-        coming: dict[str, list[int]] = {}  # inputs to fetch, by the op that begins
-        fetched: set[int] = set()
-        for moment in self.moments:
-            if moment.running is not None and moment.running[1] == "backward":
-                place = moment.running[0]
-                due = [each for each in (place, max(moment.holding, default=place)) if each in away - fetched]
-                coming[f"backward of {self.paths[place]}"] = list(dict.fromkeys(due))
-                fetched.update(due)
-        leaving = {f"input of {self.paths[place]}": place for place in away}
-        left = {f"forward of {self.paths[place]}": place for place in away}
-        back = {f"backward of {self.paths[place]}": place for place in away & fetched}
-        steps: list[Step] = []
-        for step in schedule.steps:
-            op = step.op if isinstance(step, Compute | Inplace) else ""
-            steps += [Prefetch(_input(self.paths[place])) for place in coming.get(op, ())]
-            steps += [Wait(_input(self.paths[back[op]]))] if op in back else []
-            steps.append(step)
-            steps += [Offload(_input(self.paths[leaving[op]]))] if op in leaving else []
-            if op in left:
-                name = _input(self.paths[left[op]])
-                steps += [Wait(name), Free(name)]
-        return Schedule(tuple(steps))
+    @cached_property
+    def order(self) -> PassOrder:
+        """The order of the calls' passes."""
+        return PassOrder.of(self.moments)
 
     def graph(self, points: Sequence[CurvePoint], free: int) -> Graph:
         """Return the step as a graph.
 
         A region's kept bytes are a tensor, which its passes write and read.
         """
-        kept = [Tensor(f"kept by {path}", point.kept) for path, point in zip(self.paths, points, strict=True)]
-        given = [Tensor(_input(path), size) for path, size in zip(self.paths, self.inputs, strict=False)]
+        kept = [Tensor(saved_by(path), point.kept) for path, point in zip(self.paths, points, strict=True)]
+        given = [Tensor(input_of(path), size) for path, size in zip(self.paths, self.inputs, strict=False)]
         ops: list[Op] = []
         read: set[int] = set()
         for number, (moment, level) in enumerate(self._levels):
@@ -238,66 +247,129 @@ class WholeStep:
 
         `least` is a peak.
         """
-        chosen = self._solved(free, None)
+        chosen = self._best(free, None, ANYTHING, lambda choice: self.replay(choice, free).peak_bytes)
         assert chosen is not None
         return chosen
 
     def tightest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region for the least time at the least peak."""
         found = self.smallest(free)
-        trace = self.judged(self.at(found.places), free, found.away)
+        trace = self.replay(found, free)
         return self.within(trace.peak_bytes, free) or found._replace(least=trace.time)
 
     def least(self, free: int) -> int:
         """Return the least peak found."""
-        found = self.smallest(free)
-        return self.judged(self.at(found.places), free, found.away).peak_bytes
+        return self.replay(self.smallest(free), free).peak_bytes
 
-    def within(self, budget: int, free: int) -> ChosenPlans | None:
+    def within(self, budget: int, free: int, moves: str = ANYTHING) -> ChosenPlans | None:
         """Choose a plan for each region for the least time in a budget.
 
         Args:
             budget: budget in bytes.
             free: bytes to leave free.
+            moves: which tensors may be on the host: any of them, none, or all inputs together.
 
         Returns:
             The choice, with `least` as a time; None without a choice.
         """
-        return self._solved(free, budget)
+        return self._best(free, budget, moves, lambda choice: self.replay(choice, free).time)
 
-    def _solved(self, free: int, budget: int | None) -> ChosenPlans | None:
+    def _best(
+        self, free: int, budget: int | None, moves: str, cost: Callable[[ChosenPlans], int]
+    ) -> ChosenPlans | None:
+        """Return the solver's choice, or a simple one that costs less.
+
+        Simple choices move nothing, or all inputs. They are tried if the solver proves nothing.
+        """
+        found = self._solved(free, budget, moves)
+        if found.is_proven or not self.inputs or moves != ANYTHING:
+            return found.choice
+        simple = (self._solved(free, budget, each) for each in (NOTHING, ALL_INPUTS))
+        fitting = [each.choice for each in (found, *simple) if each.choice is not None]
+        best = min(fitting, key=cost, default=None)
+        return None if best is None else best._replace(least=found.least)
+
+    def _solved(self, free: int, budget: int | None, moves: str = ANYTHING) -> _Solved:
+        """Choose plans and copies.
+
+        Args:
+            free: bytes to leave free.
+            budget: budget in bytes; None: choose for the least peak.
+            moves: which tensors are on the host: any of them, none, or all inputs.
+        """
         model = CpModel()
-        taken = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
+        may_leave = set(self.saved_can_leave) if moves == ANYTHING else set[int]()
+        there = [[model.new_bool_var("") for _ in curve] for curve in self.curves]
+        gone = [
+            [model.new_bool_var("") if place in may_leave and point.kept else 0 for point in curve]
+            for place, curve in enumerate(self.curves)
+        ]
+        taken = [[x + y for x, y in zip(*both, strict=True)] for both in zip(there, gone, strict=True)]
         for literals in taken:
-            model.add_exactly_one(literals)
-        kept = [sum(p.kept * x for p, x in zip(c, t, strict=True)) for c, t in zip(self.curves, taken, strict=True)]
-        away = {place: model.new_bool_var("") for place in self._can_leave}
+            model.add(sum(literals) == 1)
+
+        def total(place: int, value: Callable[[CurvePoint], int], of: Sequence[Sequence[Any]] = taken) -> Any:
+            return sum(value(point) * x for point, x in zip(self.curves[place], of[place], strict=True))
+
+        can_leave = [] if moves == NOTHING else self.inputs_can_leave
+        away: dict[int, Any] = {place: 1 if moves == ALL_INPUTS else model.new_bool_var("") for place in can_leave}
         peak = model.new_int_var(0, 2**60, "peak") if budget is None else budget
         for moment, level in self._levels:
-            used = level + self.always + free + sum(kept[place] for place in sorted(moment.holding))
+            used = level + self.always + free
+            for place in sorted(moment.holding):
+                of = taken if place not in may_leave or self._is_there(place, moment) else there
+                used += total(place, lambda point: point.kept, of)
             if moment.running is not None:
                 place, which = moment.running
-                used += sum(p.most(which) * x for p, x in zip(self.curves[place], taken[place], strict=True))
+                used += total(place, lambda point, which=which: point.most(which))  # type: ignore[misc]
             model.add(used + self._inputs_at(moment, away) <= peak)
-        # The time for which copies keep a step waiting depends on the plans beside which they run: at the most, and at
-        # the least, as no bound may count on more.
-        stalls, surely = self._stalls()
         if budget is None:
             model.minimize(peak)
         else:
-            pairs = zip(self.curves, taken, strict=True)
-            times = sum(p.time * x for c, t in pairs for p, x in zip(c, t, strict=True))
-            model.minimize(times + sum(stalls[place] * x for place, x in away.items()))
+            time = sum(total(place, lambda point: point.time) for place in range(len(self.curves)))
+            model.minimize(time + self._waiting(model, total, away, gone))
         solver = CpSolver()
         solver.parameters.max_time_in_seconds = _SECONDS
         solver.parameters.num_workers = 1
-        if solver.solve(model) not in (OPTIMAL, FEASIBLE):
-            return None
-        places = tuple(next(p for p, literal in enumerate(of) if solver.boolean_value(literal)) for of in taken)
-        least = int(solver.best_objective_bound)
-        if budget is not None:
-            least -= sum(stalls[place] - surely[place] for place in away)
-        return ChosenPlans(places, least, frozenset(place for place, x in away.items() if solver.boolean_value(x)))
+        status = solver.solve(model)
+        least, is_proven = int(solver.best_objective_bound), status in (OPTIMAL, INFEASIBLE)
+        if status not in (OPTIMAL, FEASIBLE):
+            return _Solved(None, is_proven, least)
+
+        def is_set(literal: Any) -> bool:
+            return bool(solver.value(literal))
+
+        places = tuple(next(at for at, literal in enumerate(of) if is_set(literal)) for of in taken)
+        inputs = frozenset(place for place, x in away.items() if is_set(x))
+        saved = frozenset(place for place in may_leave if is_set(gone[place][places[place]]))
+        return _Solved(ChosenPlans(places, least, inputs, saved), is_proven, least)
+
+    def _waiting(self, model: CpModel, total: Any, away: Mapping[int, Any], gone: Sequence[Sequence[Any]]) -> Any:
+        """Return the time for which passes wait for copies, as an expression."""
+        if self.link is None or not self.inputs:
+            return 0
+        copy = self.link.transfer_time
+        inputs = {place: copy(self.inputs[place]) * x for place, x in away.items()}
+        saved = {place: total(place, lambda point: copy(point.kept), gone) for place in self.saved_can_leave}
+        passes = {
+            (place, which): total(place, _TIMES[which])
+            for which, calls in (("forward", self.order.forward), ("backward", self.order.backward))
+            for place in calls
+        }
+        largest = max((point.kept for curve in self.curves for point in curve), default=0)
+        most = copy(largest) + copy(max(self.inputs))
+        waiting = []
+        for least in waits(self.order, passes, inputs, saved):
+            waiting.append(model.new_int_var(0, most, ""))
+            model.add(waiting[-1] >= least)
+        return sum(waiting)
+
+    def _is_there(self, place: int, moment: Moment) -> bool:
+        """Return whether saved tensors are on the device, though they leave.
+
+        They are until the next forward pass ends, and again from the next backward pass on.
+        """
+        return place == max(moment.holding) and (not moment.is_backward or moment.holding < self._ever_held)
 
     def _inputs_at(self, moment: Moment, away: Mapping[int, Any]) -> Any:
         """Return the bytes of inputs at a moment that `moments` leave out.
@@ -315,7 +387,7 @@ class WholeStep:
         return there
 
     @property
-    def _can_leave(self) -> list[int]:
+    def inputs_can_leave(self) -> list[int]:
         """The calls whose inputs may be on the host.
 
         Their backward pass reads these inputs.
@@ -327,21 +399,23 @@ class WholeStep:
     def _ever_held(self) -> frozenset[int]:
         return frozenset().union(*(moment.holding for moment in self.moments))
 
-    def _stalls(self) -> tuple[list[int], list[int]]:
-        """Return the most and the least waiting time for each call's copies."""
-        if self.link is None:
-            return [], []
-        most, least = [], []
-        times = [[(p.forward_time, p.time - p.forward_time) for p in curve] for curve in self.curves]
-        for place, size in enumerate(self.inputs):
-            copy = self.link.transfer_time(size)
-            forward = [time for time, _ in times[place]]
-            backward = [time for _, time in times[place + 1]] if place + 1 < len(times) else [0]
-            most.append(max(0, copy - min(forward)) + max(0, copy - min(backward)))
-            least.append(max(0, copy - max(forward)) + max(0, copy - max(backward)))
-        return most, least
+    @property
+    def saved_can_leave(self) -> list[int]:
+        """The calls whose saved tensors may be on the host.
+
+        Another forward pass follows, and their own backward pass.
+        """
+        if self.link is None or not self.inputs:
+            return []
+        return sorted(set(self.order.forward[:-1]) & set(self.order.backward))
 
 
-def _input(path: str) -> str:
-    """Return the name of the tensor of a call's own inputs."""
-    return f"given to {path}"
+def _backward_time(point: CurvePoint) -> int:
+    return point.time - point.forward_time
+
+
+def _forward_time(point: CurvePoint) -> int:
+    return point.forward_time
+
+
+_TIMES = {"forward": _forward_time, "backward": _backward_time}

@@ -278,6 +278,7 @@ class RegionKind:
         captured: the planned graph, if inductor's kernels will run; None: eager's kernels run.
         compiled: compiled plans by place.
         forward_context: entered while a forward pass runs.
+        at_forward: called at the beginning of a forward pass with all that it is given.
         at_backward: called at the beginning of a backward pass.
         on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
         used: places of the used plans.
@@ -291,6 +292,7 @@ class RegionKind:
     captured: Captured | None = None
     compiled: dict[int, CompiledPasses] = field(default_factory=dict)
     forward_context: Callable[[], Any] = nullcontext
+    at_forward: Callable[[list[Any]], None] = lambda given: None
     at_backward: Callable[[], None] = lambda: None
     on_mismatch: Callable[[], None] = lambda: None
     used: frozenset[int] = frozenset()

@@ -47,6 +47,7 @@ class SizedRegion:
     Attributes:
         name: name of the first region.
         forward_context: entered while a forward pass runs.
+        at_forward: called at the beginning of a forward pass with all that it is given.
         at_backward: called at the beginning of a backward pass.
         on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
         on_larger: called if a region is larger than in the rehearsal.
@@ -63,6 +64,7 @@ class SizedRegion:
         """
         self.name = name
         self.forward_context: Callable[[], Any] = nullcontext
+        self.at_forward: Callable[[list[Any]], None] = lambda given: None
         self.at_backward: Callable[[], None] = lambda: None
         self.on_mismatch: Callable[[], None] = lambda: None
         self.on_larger: Callable[[], None] = lambda: None
@@ -109,6 +111,10 @@ class Watched(Protocol):
         """Makes the context of a forward pass."""
 
     @property
+    def at_forward(self) -> Callable[[list[Any]], None]:
+        """Called at the begin of a forward pass with all that it is given."""
+
+    @property
     def at_backward(self) -> Callable[[], None]:
         """Called at the begin of a backward pass."""
 
@@ -134,6 +140,7 @@ def watch_runs(region: Watched, forward: _Pass, backward: _Pass, *, is_planned: 
     def noted(args: list[Any]) -> Any:
         if not is_planned:
             region.on_mismatch()
+        region.at_forward(args)
         with region.forward_context():
             return run(args)
 
@@ -174,6 +181,7 @@ class _Runs:
             self._region.on_mismatch()
         elif not self._fits(values, most):
             self._region.on_larger()
+        self._region.at_forward(args)
         with self._region.forward_context():
             return self._slots.forward(number, args)
 

@@ -13,8 +13,10 @@ from torch import nn
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
 from remat_cli.errors import GraphError, UsageError
+from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
+from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
@@ -24,6 +26,7 @@ from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes,
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
+_ONE_MODULE = "regions are parts of one torch.nn.Module"
 _ONE_OF_BOTH = "planned(model, 'schedule.json') or planned(model, budget='8GB')"
 
 
@@ -57,7 +60,8 @@ def planned(
     Args:
         model: a module, which is changed and given back; or a function that computes the loss, modules among its
             arguments or not. Of a `DistributedDataParallel`, the module in it is planned.
-        schedule: a file that `remat plan FILE.py:NAME` has written for this model and these sizes.
+        schedule: a file for this model and these sizes, which `remat plan FILE.py:NAME` has written; or, by blocks,
+            `plan_of(model).save(...)`.
         budget: instead of a schedule: total device memory, as "8GB", "80%" (of the plain run's peak), "min", or in
             bytes. It is planned when a graph is first captured. Where sizes differ between calls, a plan is carried
             over to other sizes at which the judge finds that it fits, and one is made where none fits; a share is one
@@ -105,25 +109,32 @@ def planned(
         raise UsageError("planned() needs a schedule or a budget, not both", hint=_ONE_OF_BOTH)
     within = _within(model)
     source: ScheduleSource
+    source_for = partial(
+        source_within,
+        optimizer=optimizer,
+        accumulate=accumulate,
+        planner=planner,
+        options=options,
+        device=device,
+        measurements=measurements,
+        link_bandwidth=link_bandwidth,
+        plans=plans,
+        reserve=reserve,
+        split=split,
+    )
+    if schedule is not None and holds_blocks(_path(schedule, "schedule")):
+        _check_split(split, schedule, fused=fused, regions=regions)
+        given = GivenBlocks.at(_path(schedule, "schedule"), fused=fused)
+        module, blocks = _regions_by(given, within, regions)
+        source = source_for("min", offload=given.file.offloads)
+        attach_regions(module, blocks, source, str(schedule), fused=fused, strict=strict, given=given)
+        return model
     if schedule is not None:
         from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused)
         offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
-        source = source_within(
-            budget,
-            optimizer=optimizer,
-            accumulate=accumulate,
-            planner=planner,
-            options=options,
-            device=device,
-            measurements=measurements,
-            offload=offload,
-            link_bandwidth=link_bandwidth,
-            plans=plans,
-            reserve=reserve,
-            split=split,
-        )
+        source = source_for(budget, offload=offload)
     _check_split(split, schedule, fused=fused, regions=regions)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
         # Copies cannot stand within compiled graphs of the whole, but between those of blocks.
@@ -244,12 +255,31 @@ def _plan_by_regions(
     fused: bool,
     strict: bool,
 ) -> None:
-    if not isinstance(model, nn.Module) or not isinstance(source, WithinBudget):
+    if not isinstance(source, WithinBudget):
         raise UsageError(
-            "regions are parts of one torch.nn.Module, planned for a budget",
-            hint="planned(model, budget='8GB', regions='layers.*')",
+            "the file has the schedule of a whole step, which does not go with regions",
+            hint="leave regions out; or give a file of blocks' plans, which plan_of(model).save(...) writes",
         )
+    if not isinstance(model, nn.Module):
+        raise UsageError(_ONE_MODULE, hint="planned(model, budget='8GB', regions='layers.*')")
     attach_regions(model, regions, source, budget, fused=fused, strict=strict)
+
+
+def _regions_by(
+    given: GivenBlocks, model: Any, regions: str | Sequence[str | nn.Module] | None
+) -> tuple[nn.Module, str | Sequence[str | nn.Module]]:
+    """Return the model and its regions, those of a file unless others are named.
+
+    Raises:
+        UsageError: the model is no module or lacks a block, or the whole step is asked for.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(_ONE_MODULE, hint=f"give planned() the module whose blocks {given.file.path} has plans for")
+    if regions is None:
+        raise UsageError(
+            f"{given.file.path} has plans of blocks, and regions=None asks for the whole step", hint="leave regions out"
+        )
+    return model, given.paths_in(model) if regions == "auto" else regions
 
 
 def _reserve(size: int | str) -> int:

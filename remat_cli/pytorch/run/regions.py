@@ -28,7 +28,9 @@ from torch.utils.checkpoint import CheckpointError
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import Trace
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, RematError, UsageError
+from remat_cli.formats.writing import write_file
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.capture_errors import drawing_again
 from remat_cli.pytorch.capture.convert import graph_of
@@ -53,6 +55,7 @@ from remat_cli.pytorch.memory.shards import (
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.described import Dimension, Inputs
+from remat_cli.pytorch.plan.given_blocks import GivenBlocks, file_of_blocks
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import PlanRecord, beyond, notify, waited
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
@@ -125,9 +128,13 @@ class RegionsRecord(PlanRecord):
         kernels: the compiled kernels, in words; empty if eager's kernels run.
         left: reasons why regions run in eager mode, by path.
         away: calls whose inputs are on the host between their passes, with the inputs' bytes.
+        saved_away: calls whose saved tensors are, with these tensors' bytes.
         measured_peak_bytes: peak of each measured step, counted like the predicted peak.
         beyond_bytes: largest excess of such a step over the predicted peak, under the present plans.
         whole_calls: number of the model's calls that ran as planned.
+        fused: inductor's kernels run the plans.
+        other_bytes: bytes of the optimizer's state and of free memory within the predicted peak.
+        has_symbols: plans of the last step are for captures with symbols in place of sizes.
     """
 
     predicted_peak_bytes: int = 0
@@ -140,9 +147,32 @@ class RegionsRecord(PlanRecord):
     kernels: str = ""
     left: dict[str, str] = field(default_factory=dict)
     away: dict[str, int] = field(default_factory=dict)
+    saved_away: dict[str, int] = field(default_factory=dict)
     measured_peak_bytes: list[int] = field(default_factory=list)
     beyond_bytes: int = 0
     whole_calls: int = 0
+    fused: bool = False
+    other_bytes: int = 0
+    has_symbols: bool = False
+
+    def save(self, path: str | Path) -> None:
+        """Write the plans of the last step's blocks, for `planned(model, path)`.
+
+        Args:
+            path: such as "blocks.json".
+
+        Raises:
+            UsageError: nothing is planned yet, sizes have changed, or the file cannot be written.
+        """
+        if not self.points:
+            raise UsageError("no blocks are planned yet, which a file could hold", hint="call the model once before")
+        if self.has_symbols:
+            raise UsageError(
+                "sizes have changed between calls, and the last step's plans are for symbols: a file holds one size",
+                hint="save the plans of a model that is called with inputs of this size alone",
+            )
+        figures = self.budget_bytes, self.predicted_peak_bytes, self.other_bytes
+        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, self.fused, *figures))
 
     def snapshot(self, path: str | Path) -> None:
         """Refuse a snapshot: only blocks of the step are planned.
@@ -161,7 +191,9 @@ class RegionsRecord(PlanRecord):
     @property
     def plan(self) -> str:
         """One line on the plan, for a report or a log."""
-        hosted = f", {format_bytes(sum(self.away.values()))} of inputs on the host between passes" if self.away else ""
+        parts = (self.away, "inputs"), (self.saved_away, "saved tensors")
+        hosted = " and ".join(f"{format_bytes(sum(of.values()))} of {what}" for of, what in parts if of)
+        hosted = hosted and f", {hosted} on the host between passes"
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
             f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
@@ -184,9 +216,10 @@ class RegionsRecord(PlanRecord):
             lines.append(f"  measured peak of the first steps{self.without}: {measured}")
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
+            where = " on the host" if path in self.saved_away else ""
             hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
             lines.append(
-                f"    {path}: keeps {format_bytes(point.kept)} between its passes{hosted}, "
+                f"    {path}: keeps {format_bytes(point.kept)}{where} between its passes{hosted}, "
                 f"{format_share(point.planned.overhead)} more time"
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
@@ -236,7 +269,8 @@ class AttachedRegions:
 
 
 def _first_call(model: nn.Module, paths: Sequence[str], former: RegionsCall, *args: Any, **kwargs: Any) -> Any:
-    attach_regions(model, paths, former.asked, former.record.budget, fused=former.fused, strict=former.strict)
+    options = {"fused": former.fused, "strict": former.strict}
+    attach_regions(model, paths, former.asked, former.record.budget, **options, given=former.given)
     return model(*args, **kwargs)
 
 
@@ -248,6 +282,7 @@ def attach_regions(
     *,
     fused: bool = False,
     strict: bool = False,
+    given: GivenBlocks | None = None,
 ) -> None:
     """Let parts of a model run as planned.
 
@@ -260,13 +295,14 @@ def attach_regions(
         budget: budget, as the user gave it.
         fused: run inductor's kernels.
         strict: refuse a later step without plans that fit.
+        given: plans of the regions from a file.
 
     Raises:
         UsageError: as in `regions_of`.
     """
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
-    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict)
+    call = RegionsCall(model, regions_of(model, regions), source, budget, fused=fused, strict=strict, given=given)
     set_call_instead(model, call)
     model.__dict__[_NAME] = AttachedRegions(call)
 
@@ -347,6 +383,7 @@ class RegionsCall:
         regions: the regions by path.
         fused: run inductor's kernels.
         strict: refuse a later step without plans that fit.
+        given: plans from a file, which are run in place of new ones; None without a file.
     """
 
     def __init__(
@@ -358,12 +395,13 @@ class RegionsCall:
         *,
         fused: bool = False,
         strict: bool = False,
+        given: GivenBlocks | None = None,
     ) -> None:
         self.module = model
         self.asked = source
         self.source = source = replace(source, request=replace(source.request, offload=False))
-        self.fused, self.strict = fused, strict
-        self.record = RegionsRecord(budget)
+        self.fused, self.strict, self.given = fused, strict, given
+        self.record = RegionsRecord(budget, fused=fused)
         self.regions = dict(regions)
         self._captures: Captures | None = None
         self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
@@ -427,12 +465,13 @@ class RegionsCall:
         self, plan: _StepChoice, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         kind, plan_index = plan.chosen[name]
-        if not plan.away:
+        if not plan.away and not plan.saved_away:
             return kind.run(plan_index, module, args, kwargs)
         number, hosted = plan.step.paths.index(name), self._hosted
         leaves = pytree.tree_leaves((args, kwargs)) if name in plan.away else []
         going = [leaves[place] for place in plan.inputs_of[number]] if leaves else []
-        with hosted.leaving(number, [value for value in going if can_leave(value)]):
+        saves = name in plan.saved_away
+        with hosted.leaving(number, [value for value in going if can_leave(value)], saves=saves):
             result = kind.run(plan_index, module, args, kwargs)
         hosted.watch(number, result)
         return result
@@ -517,6 +556,9 @@ class RegionsCall:
         record.points = {name: kind.points[plan_index] for name, (kind, plan_index) in plan.chosen.items()}
         sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
         record.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
+        record.saved_away = {name: point.kept for name, point in record.points.items() if name in plan.saved_away}
+        record.other_bytes = plan.other_bytes
+        record.has_symbols = any(kind.sized is not None for kind in plan.kinds)
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _StepChoice:
         """Return the plan for the model's arguments, new or earlier."""
@@ -588,18 +630,23 @@ class RegionsCall:
 
     def _planned_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> _StepChoice:
         if self._captures is None:
-            self._captures = Captures(takes_sizes=self.source.takes_sizes, fused=self.fused)
+            takes_sizes = self.source.takes_sizes and self.given is None
+            self._captures = Captures(takes_sizes=takes_sizes, fused=self.fused)
         rehearsal, always, groups = self._rehearsed(args, kwargs, self._captures)
+        names = [call.name for call in rehearsal.calls]
+        if self.given is not None:
+            self.given.check_calls(names)
         kinds: dict[int, RegionKind] = {}
         for group in groups:
-            kind = self._kind(rehearsal.calls[group.calls[0]], group)
+            kind = self._kind(rehearsal.calls[group.calls[0]], group, [names[place] for place in group.calls])
             kinds.update(dict.fromkeys(group.calls, kind))
         ordered = [kinds[place] for place in range(len(rehearsal.calls))]
-        names = [call.name for call in rehearsal.calls]
         step = WholeStep(always, rehearsal.moments, names, [kind.points for kind in ordered])
         if self.asked.request.offload and groups:
             assert self._link is not None, "every device profile has one"
             step = replace(step, inputs=[sum(hosted.values()) for hosted in rehearsal.hosted], link=self._link)
+        if self.given is not None:
+            self.given.check_copies(step)
         for former in self._step_choices:
             self._dimensions |= inputs.differing(former.inputs) or frozenset()
         dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
@@ -671,6 +718,9 @@ class RegionsCall:
         Raises:
             RematError: no choice fits the budget with the user's reserve.
         """
+        if self.given is not None:
+            self._choose_given(plan, self.given)
+            return
         reserved = self.source.reserve_bytes
         (free,) = self._ranks.most(reserved + self.source.missed_bytes)
         budget = self._budget_bytes(plan, reserved)
@@ -697,9 +747,7 @@ class RegionsCall:
             )
         self._ranks.all_or_none(refusal)
         assert choice is not None
-        places, least, away = choice
-        points = step.at(places)
-        trace = step.judged(points, free, away)
+        trace = step.replay(choice, free)
         is_above = trace.peak_bytes > budget
         may_be_above = free > reserved or (bool(self._step_choices) and not self.strict)
         if is_above and (not may_be_above or step.within(budget, free) is not None):
@@ -713,13 +761,42 @@ class RegionsCall:
             self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
         elif is_above:
             self._holding.tell_of_least(trace.peak_bytes, budget)
+        self._use(plan, choice, trace, budget, free)
+
+    def _choose_given(self, plan: _StepChoice, given: GivenBlocks) -> None:
+        """Take the plans of a file.
+
+        Raises:
+            RematError: they cannot be compiled.
+        """
+        free = self.source.reserve_bytes
+        choice, refusal = self._compiled_choice(plan, given.choice, free)
+        self._ranks.all_or_none(refusal)
+        assert choice is not None
+        trace = plan.step.replay(choice, free)
+        given.warn_if_above(trace.peak_bytes)
+        self._use(plan, choice, trace, given.file.budget_bytes, free)
+
+    def _use(self, plan: _StepChoice, choice: ChosenPlans, trace: Trace, budget: int, free: int) -> None:
+        """Note a choice as the step's.
+
+        Args:
+            plan: the step.
+            choice: the choice.
+            trace: the judge's replay.
+            budget: budget in bytes.
+            free: bytes that are left free.
+        """
+        step, (places, least, away, saved_away) = plan.step, choice
         plain = sum(point.time for point in plan.plain)
         plan.peak, plan.budget = trace.peak_bytes, budget
+        plan.other_bytes = self._state_bytes() + free
         plan.overhead = trace.time / plain - 1 if plain else 0.0
         plan.least_overhead = max(0.0, least / plain - 1) if plain else 0.0
         chosen = list(zip(plan.kinds, places, strict=True))
         plan.chosen = dict(zip(step.paths, chosen, strict=True))
         plan.away = frozenset(step.paths[place] for place in away)
+        plan.saved_away = frozenset(step.paths[place] for place in saved_away)
         for kind in set(plan.kinds):
             kind.use(frozenset(plan_index for other, plan_index in chosen if other is kind))
 
@@ -795,10 +872,7 @@ class RegionsCall:
         parameters = parameters_at_rest(module)
         tensors = [*parameters, *module.buffers(), *pytree.tree_leaves((args, kwargs))]
         there = bytes_in(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-        options = self.source.graph_options
-        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
-        named = copies * bytes_in(part for part in parameters if part.requires_grad)
-        always = there + named + self.source.state_bytes() + self.source.standing([module])
+        always = there + self._state_bytes() + self.source.standing([module])
         before = ModelState([module])
         self._rehearsal = rehearsal
         rehearsal.follow(gathered_parameters(module))
@@ -831,10 +905,21 @@ class RegionsCall:
             torch.clear_autocast_cache()  # the cache holds casts of the rehearsal
         return rehearsal, always
 
-    def _kind(self, call: RegionCall, group: CallGroup) -> RegionKind:
+    def _state_bytes(self) -> int:
+        """Return the bytes of the optimizer's state, and of gradients that are added to.
+
+        Without an optimizer's name, a file's bytes count.
+        """
+        options = self.source.graph_options
+        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
+        trained = (part for part in parameters_at_rest(self.module) if part.requires_grad)
+        counted = copies * bytes_in(trained) + self.source.state_bytes()
+        return counted if counted or self.given is None else self.given.file.other_bytes
+
+    def _kind(self, call: RegionCall, group: CallGroup, names: Sequence[str]) -> RegionKind:
         """Return the kind for a call's region, with its plans.
 
-        The plans keep less and less, the plain one first.
+        The plans keep less and less, the plain one first; or they are those of a file.
         """
         region, sized = None, None
         if group.sizes is not None:
@@ -847,15 +932,8 @@ class RegionsCall:
         prepared = alone.prepared(joint, captured, [])
         self._link = prepared.link
         self.record.waited_ns.update(alone.waiting.spent_ns)
-        outputs = sum(storage.bytes for storage in joint.returned)
-        plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
-        floor = _kept_in_any_case(prepared.graph)
-        points = [plain]
-        for share in _SHARES:
-            kept = floor + int(share * max(0, plain.kept - floor))
-            schedule = _plan_that_keeps(alone, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
-            if schedule is not None:
-                points.append(CurvePoint.of(prepared.graph, schedule, outputs))
+        given = None if self.given is None else self.given.schedules_for(names, prepared.graph)
+        points = curve_of(alone, prepared, joint, given)
         function = shared_forward(self._forwards[call.path], call.module)
         kind = RegionKind(call.path, function, self._gradients(call), tuple(points))
         if group.sizes is not None and sized is not None and region is not None:
@@ -865,8 +943,13 @@ class RegionsCall:
             return kind
         kind.captured = captured if self.fused else None
         kind.forward_context, kind.at_backward = self._watch.looking, self._watch.backward_begins
+        kind.at_forward = self._note_given
         kind.on_mismatch = partial(self._ran_unplanned, call.path)
         return kind
+
+    def _note_given(self, given: list[Any]) -> None:
+        if self._plan is not None and self._plan.saved_away:
+            self._hosted.note_given(given)
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
         """Return the outputs of a region that get a gradient."""
@@ -877,6 +960,7 @@ class RegionsCall:
         if group.captured not in self._sized:
             region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
             region.forward_context, region.at_backward = self._watch.looking, self._watch.backward_begins
+            region.at_forward = self._note_given
             region.on_mismatch = partial(self._ran_unplanned, call.path)
             region.on_larger = partial(self._ran_larger, call.path)
             self._sized[group.captured] = region
@@ -919,10 +1003,12 @@ class _StepChoice:
         inputs_of: places of the inputs of each call that may be on the host between its passes.
         chosen: kind of each call, and the number of its plan, by name.
         away: names of the calls whose inputs are on the host between their passes.
+        saved_away: names of the calls whose saved tensors are.
         peak: predicted peak in bytes.
         budget: budget in bytes.
         overhead: extra time of the regions, as a share of their unplanned time.
         least_overhead: lower bound on the overhead of choices among these plans.
+        other_bytes: bytes of the optimizer's state and of free memory within the peak.
     """
 
     inputs: Inputs
@@ -936,10 +1022,12 @@ class _StepChoice:
     inputs_of: Sequence[tuple[int, ...]] = ()
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
+    saved_away: frozenset[str] = frozenset()
     peak: int = 0
     budget: int = 0
     overhead: float = 0.0
     least_overhead: float = 0.0
+    other_bytes: int = 0
 
 
 def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[CallGroup]) -> set[tuple[str, int]]:
@@ -956,6 +1044,31 @@ def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[CallGroup]) -> set[tupl
             reading.update(group.calls)
     named = zip(rehearsal.calls, rehearsal.makers, strict=True)
     return {(call.name, at) for call, makers in named for at, maker in makers.items() if maker in reading}
+
+
+def curve_of(
+    source: WithinBudget, prepared: Prepared, joint: Joint, given: Iterable[Schedule] | None = None
+) -> list[CurvePoint]:
+    """Return plans of a region that keep less and less, the plain one first.
+
+    Args:
+        source: source of plans for the region alone.
+        prepared: graph of the region.
+        joint: the captured region.
+        given: schedules in place of new ones, if any.
+    """
+    outputs = sum(storage.bytes for storage in joint.returned)
+    plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
+    floor = _kept_in_any_case(prepared.graph)
+    if given is not None:
+        return [plain, *map(plain.at, given)]
+    points = [plain]
+    for share in _SHARES:
+        kept = floor + int(share * max(0, plain.kept - floor))
+        schedule = _plan_that_keeps(source, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
+        if schedule is not None:
+            points.append(plain.at(schedule))
+    return points
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:

@@ -10,7 +10,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ ALONE = rows("""
     whole  compiled recompute one changing budget
     blocks eager    offload   one changing budget
     blocks compiled recompute one changing budget
+    blocks eager    recompute one fixed    file
+    blocks eager    offload   one fixed    file
 """)
 TOGETHER = rows("""
     whole  compiled recompute ddp    fixed    file
@@ -90,6 +92,9 @@ TOGETHER = rows("""
     blocks eager    offload   fsdp2  fixed    budget bfloat16
     blocks eager    recompute tensor changing budget
     blocks compiled offload   tensor fixed    budget
+    blocks compiled recompute ddp    fixed    file
+    blocks eager    offload   fsdp2  fixed    file
+    blocks eager    recompute tensor fixed    file
 """)
 
 
@@ -120,13 +125,13 @@ def refusal(row: str, pairs: str, words: str, why: str) -> Refusal:
 REFUSED = {
     "a sharded model as a whole": refusal(
         "whole eager recompute fsdp2 fixed budget",
-        "whole+fsdp2 split+fsdp2 fsdp2+file",
+        "whole+fsdp2 split+fsdp2",
         "sharded by fully_shard",
         "torch captures no communication of FSDP2: it stands in hooks around modules",
     ),
     "a split model as a whole": refusal(
         "whole eager recompute tensor fixed budget",
-        "whole+tensor split+tensor tensor+file",
+        "whole+tensor split+tensor",
         "DTensors",
         "a plan of the whole is that of one rank, and what ranks exchange must come in one order on all",
     ),
@@ -138,12 +143,6 @@ REFUSED = {
         "compiled+split",
         "fused kernels do not go with split",
         "inductor lays out memory by itself, and writes no slices in place",
-    ),
-    "blocks by a file": refusal(
-        "blocks eager recompute one fixed file",
-        "blocks+file",
-        "planned for a budget",
-        "a file has the schedule of one graph",
     ),
     "a file at other sizes": refusal(
         "whole eager recompute one changing file",
@@ -211,17 +210,26 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
     chosen = {**options(row), "optimizer": "momentum", "options": {"time_limit": 0.5}}
     if row.source == "budget":
         return planned(model, budget="80%", **chosen)
-    kept = {name: value for name, value in chosen.items() if name in ("regions", "fused")}
-    return planned(model, schedule=file_of(row, files), **kept)
+    return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled")
 
 
 def file_of(row: Row, files: Path) -> Path:
-    return files / f"{row.kernels}-{row.moves}.json"
+    return files / f"{row.extent}-{row.kernels}-{row.moves}-{row.ranks}.json"
 
 
 def whole_step() -> Any:
     """Return the step that `remat plan` reads."""
     return Model(), inputs(0, Row("whole", "eager", "recompute", "one", "fixed", "file"))
+
+
+def write_blocks(row: Row, model: nn.Module, files: Path) -> None:
+    """Plan a model by blocks for a row that runs by a file."""
+    first = planned_as(replace(row, source="budget"), sharded(copy.deepcopy(model), row), files)
+    step(first, *inputs(0, row))
+    if row.ranks == "one" or dist.get_rank() == 0:
+        plan_of(first).save(file_of(row, files))
+    if row.ranks != "one":
+        dist.barrier()
 
 
 def write_file(row: Row, files: Path) -> None:
@@ -259,6 +267,8 @@ def trained(row: Row, files: Path) -> dict[str, Any]:
     """Train three steps as planned and unplanned; return what came of it."""
     torch.manual_seed(0)
     model: nn.Module = Model()
+    if row.source == "file" and row.extent == "blocks":
+        write_blocks(row, model, files)
     twin = sharded(copy.deepcopy(model), row)
     model = planned_as(row, sharded(model, row), files)
     models = [nn.parallel.DistributedDataParallel(each) if row.ranks == "ddp" else each for each in (model, twin)]
@@ -309,14 +319,14 @@ GATHERED_BYTES = sum(parameter.nbytes for parameter in Block().parameters())
 
 @pytest.mark.parametrize("row", ALONE, ids=str)
 def test_a_row_trains_as_unplanned_at_its_peak(row: Row, tmp_path: Path) -> None:
-    if row.source == "file":
+    if row.source == "file" and row.extent == "whole":
         write_file(row, tmp_path)
     check(row, trained(row, tmp_path))
 
 
 def test_rows_of_two_ranks_train_as_unplanned_at_their_peaks(tmp_path: Path) -> None:
     for row in TOGETHER:
-        if row.source == "file":
+        if row.source == "file" and row.extent == "whole":
             write_file(row, tmp_path)
     train_on_two_ranks(_train_all, tmp_path)
     for rank in range(2):
