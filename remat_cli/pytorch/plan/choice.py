@@ -132,6 +132,13 @@ class ScheduleSource(ABC):
         """
         return None
 
+    def staying(self) -> ScheduleSource | None:
+        """Return a source of plans that move nothing to the host.
+
+        None if these plans move nothing either, or are given.
+        """
+        return None
+
     def budget_bytes(self, graph: Graph) -> int | None:
         """Return the budget for a graph in bytes, if known before planning."""
         del graph
@@ -464,6 +471,17 @@ class WithinBudget(ScheduleSource):
         Measurements are shared.
         """
         source = replace(self, request=replace(self.request, budget=parse_budget("min")))
+        source.waiting = self.waiting
+        return source
+
+    def staying(self) -> ScheduleSource | None:
+        """Return a source of plans that recompute alone.
+
+        Measurements are shared.
+        """
+        if not self.request.offload:
+            return None
+        source = replace(self, request=replace(self.request, offload=False))
         source.waiting = self.waiting
         return source
 

@@ -92,14 +92,16 @@ class FixedStep:
         Raises:
             DoesNotFit: there is no plan.
         """
-        if not self._fused:
+        if self._fused:
+            fused = fused_plan(source, joint, self._captured, self._modules)
+            passes, planned = halves(joint, fused.planned.schedule), fused.planned
+            run_back = leaving_out(passes.backward, fused.backward.run)
+            runs = PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved))
+        else:
             joint, captured = source.in_parts(joint, self._captured, self._modules)
             planned = source.planned(joint, captured, self._modules)
-            if planned.schedule.has_transfers and joint.device == "cpu":
-                text = "the plan moves tensors to the host, which is the device here: that saves no memory"
-                notify(logging.WARNING, text)
-            return pass_functions(joint, planned.schedule), planned
-        fused = fused_plan(source, joint, self._captured, self._modules)
-        passes = halves(joint, fused.planned.schedule)
-        run_back = leaving_out(passes.backward, fused.backward.run)
-        return PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved)), fused.planned
+            runs = pass_functions(joint, planned.schedule)
+        if planned.schedule.has_transfers and joint.device == "cpu":
+            text = "the plan moves tensors to the host, which is the device here: that saves no memory"
+            notify(logging.WARNING, text)
+        return runs, planned
