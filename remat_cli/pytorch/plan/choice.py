@@ -34,8 +34,8 @@ from remat_cli.formats.writing import write_faults, write_file
 from remat_cli.planning import Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
 from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split

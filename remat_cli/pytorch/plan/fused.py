@@ -23,8 +23,8 @@ from torch import fx, nn
 
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
 from remat_cli.pytorch.plan.choice import ScheduleSource

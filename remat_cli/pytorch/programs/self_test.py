@@ -15,8 +15,8 @@ from torch import fx
 from remat_cli.core.schedule import with_frees
 from remat_cli.pytorch.capture.capture_errors import random_states
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured, check_supported, compiled
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, check_supported, compiled
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable.versions import unsupported
 

@@ -14,8 +14,8 @@ from typing import Any
 from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.joint_capture import Captured, leaving_out, primals_of
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.plan import fused
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
