@@ -20,8 +20,8 @@ from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord

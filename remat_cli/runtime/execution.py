@@ -34,11 +34,6 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
     Raises:
         UsageError: the plan cannot be executed; the message has the reason and a remedy.
     """
-    if options.fused and schedule.has_transfers:
-        raise UsageError(
-            (Setting("fused"), ": a plan with transfers to the host is simulated; nothing runs it with fused kernels"),
-            hint="plan without --offload, or without --fused",
-        )
     if options.ranks is not None:
         raise UsageError(
             (Setting("ranks", options.ranks), ": a plan for sharded parameters is simulated; nothing here runs it yet"),

@@ -109,8 +109,7 @@ def test_plan_for_fused_kernels_is_verified_by_compiling_it(remat: Remat, tmp_pa
         "plan", small, "--fused", "--offload", "--link-bandwidth", "1TB/s", "--budget", "min", "-o", schedule
     )
     assert moving.code == 0
-    refused = remat("verify", small, schedule, "--execute")
-    assert (refused.code, "--fused: a plan with transfers" in refused.err) == (2, True)
+    assert remat("verify", small, schedule, "--execute").code == 0
 
 
 def test_plan_that_offloads_is_verified_by_running_it(remat: Remat, small: str, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import solve
 from remat_cli.planners import PLANNERS
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import compiled, seen_by
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import compiled, seen_by
 from remat_cli.pytorch.capture.reader import callable_of
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.memory import transfers

@@ -3,9 +3,9 @@
 The step's model and inputs come from a Python function.
 
 `formats.functions` names the function and calls it, `step` defines the function's results, `weightless` builds the
-model without memory, `internals` gets the joint graph of forward and backward pass from torch.compile, `joint` resolves
-shared memory there, `convert` turns the result into a `Graph`. Of many equal blocks few are traced (`blocks`), and the
-graph of all is computed (`lines`). Nothing here loads torch before a function is named.
+model without memory, `joint_capture` gets the joint graph of forward and backward pass from torch.compile, `joint`
+resolves shared memory there, `convert` turns the result into a `Graph`. Of many equal blocks few are traced (`blocks`),
+and the graph of all is computed (`lines`). Nothing here loads torch before a function is named.
 """
 
 from __future__ import annotations

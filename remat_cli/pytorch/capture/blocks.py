@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from remat_cli.core.graph import Graph
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading
-from remat_cli.pytorch.capture.internals import Captured, Trace, given_of
+from remat_cli.pytorch.capture.joint_capture import Captured, Trace, given_of
 from remat_cli.pytorch.capture.lines import followed, form_and_numbers
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.places import readable, root_of

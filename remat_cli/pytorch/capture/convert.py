@@ -13,8 +13,8 @@ from torch import fx
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.formats.reader import Reading
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import IN_PLACE, arguments, communicates, nodes_in, numbered, short_name, tensors_of
 from remat_cli.pytorch.capture.places import module_of, source_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from remat_cli.pytorch.capture.internals import outputs_of
+from remat_cli.pytorch.capture.joint_capture import outputs_of
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import draws, has_effects, nodes_in, tensors_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items

@@ -18,7 +18,7 @@ from remat_cli.core.graph import Phase
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.dropout import apply_masks_apart
 from remat_cli.pytorch.capture.duplicates import merge_duplicates
-from remat_cli.pytorch.capture.internals import Captured, outputs_of, primals_of, sizes_of, tangents_of
+from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of, primals_of, sizes_of, tangents_of
 from remat_cli.pytorch.capture.mutation import is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.pytorch.capture.ops import (
     IN_PLACE,

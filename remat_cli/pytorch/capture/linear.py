@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from remat_cli.pytorch.capture.internals import tangents_of
+from remat_cli.pytorch.capture.joint_capture import tangents_of
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import arguments, is_item, is_view, nodes_in, short_name, tensors_of
 

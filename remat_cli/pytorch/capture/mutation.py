@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.internals import outputs_of, tangents_of
+from remat_cli.pytorch.capture.joint_capture import outputs_of, tangents_of
 from remat_cli.pytorch.capture.ops import arguments, has_effects, is_item, tensors_of
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items

@@ -27,8 +27,8 @@ from remat_cli.pytorch.capture.convert import (
     trained_parameters,
     with_signatures,
 )
-from remat_cli.pytorch.capture.internals import Captured, Foresee, Trace, check_supported, compiled, seen_by
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, Foresee, Trace, check_supported, compiled, seen_by
 from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
 from remat_cli.pytorch.capture.places import last_place
 from remat_cli.pytorch.capture.split import split

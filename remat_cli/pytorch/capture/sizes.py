@@ -17,8 +17,8 @@ import torch
 from torch import fx, nn
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.internals import SIZE, Captured, Primal, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.joint_capture import SIZE, Captured, Primal, primals_of
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.places import readable, root_of
 from remat_cli.pytorch.unstable import pytree

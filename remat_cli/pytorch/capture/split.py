@@ -17,8 +17,8 @@ from torch.fx.node import map_arg
 
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.axes import axes_of, in_part
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import rewritten
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of

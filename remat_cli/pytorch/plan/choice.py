@@ -34,8 +34,8 @@ from remat_cli.formats.writing import write_faults, write_file
 from remat_cli.planning import Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
 from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split
@@ -129,6 +129,13 @@ class ScheduleSource(ABC):
         """Return a source of plans of the least peak found.
 
         None for a source without a budget.
+        """
+        return None
+
+    def staying(self) -> ScheduleSource | None:
+        """Return a source of plans that move nothing to the host.
+
+        None if these plans move nothing either, or are given.
         """
         return None
 
@@ -464,6 +471,17 @@ class WithinBudget(ScheduleSource):
         Measurements are shared.
         """
         source = replace(self, request=replace(self.request, budget=parse_budget("min")))
+        source.waiting = self.waiting
+        return source
+
+    def staying(self) -> ScheduleSource | None:
+        """Return a source of plans that recompute alone.
+
+        Measurements are shared.
+        """
+        if not self.request.offload:
+            return None
+        source = replace(self, request=replace(self.request, offload=False))
         source.waiting = self.waiting
         return source
 

@@ -14,20 +14,23 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.capture.internals import Captured
-from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
+from remat_cli.pytorch.programs.pieces import CompiledPieces, with_strides
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, without_modes
@@ -36,6 +39,8 @@ from remat_cli.pytorch.unstable.ops import name_of
 from remat_cli.units import format_bytes, format_time
 
 _log = logging.getLogger("remat")
+
+CompiledPass = CompiledGraph | CompiledPieces
 
 # Largest number of compilations of a step before it runs.
 MOST_COMPILED = 3
@@ -80,19 +85,49 @@ class CompiledPasses:
         backward: backward pass.
         memory: memory of the compiled graphs.
         keeps_order: ops are fused only if one reads the other.
+        beside_kernels: names of ops that torch runs, without a compiled kernel.
     """
 
     planned: GraphRecord
-    forward: CompiledGraph
-    backward: CompiledGraph
+    forward: CompiledPass
+    backward: CompiledPass
     memory: CompiledMemory
     keeps_order: bool
+    beside_kernels: frozenset[str] = frozenset()
+
+    @property
+    def kernels(self) -> int:
+        """Number of compiled kernels of both passes."""
+        return len(self.forward.kernels) + len(self.backward.kernels)
+
+    def time(self, joint: Joint) -> float:
+        """Estimated time of the step in kernels, in the graph's time unit.
+
+        A fused op takes the share of its own time that kernels are of fused ops, so plans with many short pieces take
+        longer. Ops that torch runs, and waits for the link, take their own time.
+        """
+        graph, runs = self.planned.graph, self.planned.schedule.computes
+        fused = [name for name in runs if _called(joint.op[name]) not in self.beside_kernels]
+        saved = sum(graph.op[name].time for name in fused) * (1 - min(1, self.kernels / max(1, len(fused))))
+        return baseline_of(graph).time * (1 + self.planned.overhead) - saved
+
+
+def _called(op: JointOp) -> str:
+    """Return the name of an op, without its overload; "" for the boundary."""
+    return "" if op.node is None else _packet(op.node.target)
+
+
+def _packet(target: Any) -> str:
+    return str(getattr(target, "overloadpacket", target))
 
 
 def fused_plan(
     source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
 ) -> CompiledPasses:
     """Plan and compile a step until it fits the budget, at most three times.
+
+    If plans may move tensors to the host, plans that recompute alone are compiled before them, and the best of all is
+    returned.
 
     Args:
         source: source of plans.
@@ -106,6 +141,37 @@ def fused_plan(
         GraphError: inductor does not compile the step.
         UsageError: there is no compiler.
     """
+    recomputed: CompiledPasses | None = None
+    if (staying := source.staying()) is not None:
+        with suppress(DoesNotFit):
+            recomputed = _corrected_plan(staying, joint, captured, modules)
+        if recomputed is not None and recomputed.planned.overhead == 0 and not source.is_smallest:
+            return recomputed
+    try:
+        moved = _corrected_plan(source, joint, captured, modules)
+    except DoesNotFit:
+        if recomputed is None:
+            raise
+        return recomputed
+    if recomputed is None:
+        return moved
+    if source.is_smallest:
+        return min(recomputed, moved, key=_by_peak)
+    return min(recomputed, moved, key=lambda plan: plan.time(joint))
+
+
+def _by_overhead(plan: CompiledPasses) -> tuple[float, int]:
+    return plan.planned.overhead, plan.planned.predicted_peak_bytes
+
+
+def _by_peak(plan: CompiledPasses) -> tuple[int, float]:
+    return plan.planned.predicted_peak_bytes, plan.planned.overhead
+
+
+def _corrected_plan(
+    source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+) -> CompiledPasses:
+    """Plan and compile a step; arguments and errors are those of `fused_plan`."""
     planned = source.planned(joint, captured, modules)
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
@@ -141,11 +207,10 @@ def fused_plan(
         budget = min(plan.planned.predicted_peak_bytes for plan in compiled)
     fitting = [plan for plan in compiled if plan.planned.predicted_peak_bytes <= budget]
     if not fitting:
-        raise _above(min(compiled, key=lambda plan: plan.planned.predicted_peak_bytes), budget, len(compiled))
-    best = min(fitting, key=lambda plan: (plan.planned.overhead, plan.planned.predicted_peak_bytes))
-    kernels = len(best.forward.kernels) + len(best.backward.kernels)
+        raise _above(min(compiled, key=_by_peak), budget, len(compiled))
+    best = min(fitting, key=_by_overhead)
     times = f"{len(compiled)} {'time' if len(compiled) == 1 else 'times'}"
-    words = f"{kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
+    words = f"{best.kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
     return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=words))
 
 
@@ -193,28 +258,31 @@ def compiled_plan(
     passes = halves(joint, planned.schedule, fused=True)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with without_modes():
-        forward = CompiledGraph(
+        compiled = CompiledPieces if planned.schedule.has_transfers else CompiledGraph
+        forward = compiled(
             passes.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
         )
-        _take_strides(passes.backward, passes.saved, forward.output_strides[forward_outputs:])
+        handed_over = passes.backward.graph.find_nodes(op="placeholder")[
+            len(joint.sizes) : -len(joint.tangents) or None
+        ]
+        _take_strides(handed_over, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
-        backward = CompiledGraph(passes.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
-        memory = _memory(forward, backward, forward_outputs, len(joint.sizes))
+        backward = compiled(passes.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
+        memory, beside = _memory(forward, backward, forward_outputs, len(joint.sizes))
     planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
-    return CompiledPasses(planned, forward, backward, memory, keeps_order)
+    return CompiledPasses(planned, forward, backward, memory, keeps_order, beside)
 
 
-def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
-    """Give the backward pass the strides of saved tensors."""
-    taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
-    for value, stride in zip(saved, strides, strict=True):
-        fake = value.meta["val"]
-        if stride is not None and isinstance(fake, torch.Tensor) and tuple(stride) != fake.stride():
-            node = taken[value.name]
-            node.meta["val"] = fake.as_strided(fake.shape, tuple(stride), fake.storage_offset())
+def _take_strides(handed_over: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
+    """Give inputs of the backward pass the strides with which the forward pass makes them."""
+    for node, stride in zip(handed_over, strides, strict=True):
+        node.meta["val"] = with_strides(node.meta["val"], stride)
 
 
-def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes: int) -> CompiledMemory:
+def _memory(
+    forward: CompiledPass, backward: CompiledPass, outputs: int, sizes: int
+) -> tuple[CompiledMemory, frozenset[str]]:
+    """Return the memory of both passes, and the names of ops that torch runs in them."""
     inputs = [_without_data(value) for value in forward.inputs]
     device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
     replay = _Replay(inputs, device)
@@ -237,7 +305,8 @@ def _memory(forward: CompiledGraph, backward: CompiledGraph, outputs: int, sizes
         ) from error
     del returned, gradients
     of_backward = replay.most
-    return CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
+    memory = CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
+    return memory, frozenset(replay.called)
 
 
 def _without_data(value: Any) -> Any:
@@ -261,6 +330,7 @@ class _Replay(TorchDispatchMode):
 
     Attributes:
         most: peak without the inputs, in bytes, and the kernel that ran then.
+        called: names of ops that ran outside of kernels.
     """
 
     def __init__(self, inputs: Sequence[Any], device: str) -> None:
@@ -270,6 +340,7 @@ class _Replay(TorchDispatchMode):
         self._inputs_bytes, self._device = self._live.bytes, device
         self._workspaces: dict[str, int] = {}
         self.most = 0, ""
+        self.called = set[str]()
 
     @property
     def bytes(self) -> int:
@@ -294,6 +365,7 @@ class _Replay(TorchDispatchMode):
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
         self._live.see(results)
+        self.called.add(_packet(func))
         kind = str((func, pytree.tree_map_only(torch.Tensor, _described, (args, kwargs))))
         if kind not in self._workspaces:
             self._workspaces[kind] = workspace_of(func, args, kwargs, self._device)

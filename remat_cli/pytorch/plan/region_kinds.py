@@ -24,7 +24,8 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import (
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import (
     Captured,
     Divide,
     GuardedCaptures,
@@ -33,7 +34,6 @@ from remat_cli.pytorch.capture.internals import (
     leaving_out,
     primals_of,
 )
-from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.capture.step import Step

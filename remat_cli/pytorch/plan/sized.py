@@ -22,8 +22,8 @@ from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding

@@ -15,8 +15,8 @@ from torch import fx, nn
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured, boxed_backward, compiled, run_by
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, run_by
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Sizes, Values
 from remat_cli.pytorch.plan.choice import structure_fault

@@ -13,9 +13,10 @@ import torch
 from torch import fx
 
 from remat_cli.core.schedule import with_frees
+from remat_cli.pytorch.capture.capture_errors import random_states
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured, check_supported, compiled
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, check_supported, compiled
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable.versions import unsupported
 
@@ -24,9 +25,19 @@ from remat_cli.pytorch.unstable.versions import unsupported
 def self_test() -> None:
     """Compare a small step of only recomputed ops with eager.
 
+    The generators of random numbers stay as they are.
+
     Raises:
         UsageError: this torch does not run the given graphs.
     """
+    put_back = random_states()
+    try:
+        _compare()
+    finally:
+        put_back()
+
+
+def _compare() -> None:
     check_supported()
     expected = _gradient_and_buffer(_small_step)
     try:

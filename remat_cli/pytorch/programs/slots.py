@@ -16,8 +16,15 @@ from torch import fx
 
 from remat_cli.core.graph import Phase
 from remat_cli.core.schedule import Schedule
-from remat_cli.pytorch.capture.internals import Captured, boxed_backward, outputs_of, primals_of, run_by, tangents_of
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import (
+    Captured,
+    boxed_backward,
+    outputs_of,
+    primals_of,
+    run_by,
+    tangents_of,
+)
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.unstable.joint_graphs import boxed, save_without_version_check

@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from remat_cli.errors import GraphError, RematError, UsageError
-from remat_cli.pytorch.capture.internals import divided_by
+from remat_cli.pytorch.capture.joint_capture import divided_by
 from remat_cli.pytorch.capture.places import innermost
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.planned import source_within

@@ -21,7 +21,7 @@ from remat_cli.pytorch.capture.capture_errors import (
     raised_by_remat,
     random_states,
 )
-from remat_cli.pytorch.capture.internals import Captured, compiled
+from remat_cli.pytorch.capture.joint_capture import Captured, compiled
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.reader import callable_of
@@ -297,7 +297,7 @@ class PlannedCall:
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two planned graphs of a joint graph.
 
-        `pytorch.capture.internals` calls this.
+        `pytorch.capture.joint_capture` calls this.
         """
         with self.source.waiting.phase(DIVIDING):
             return self._divided(captured)

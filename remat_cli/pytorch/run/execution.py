@@ -23,8 +23,8 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.errors import GraphError, InvalidSchedule
 from remat_cli.formats.functions import checked_dims, load_function
 from remat_cli.pytorch.capture.capture_errors import explained
-from remat_cli.pytorch.capture.internals import Captured, compiled, run_by
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, compiled, run_by
 from remat_cli.pytorch.capture.reader import callable_of, explaining_failure, modules_of
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import Step, as_step, losses_in

@@ -14,8 +14,8 @@ from typing import Any
 from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.joint_capture import Captured, leaving_out, primals_of
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
@@ -92,14 +92,16 @@ class FixedStep:
         Raises:
             DoesNotFit: there is no plan.
         """
-        if not self._fused:
+        if self._fused:
+            fused = fused_plan(source, joint, self._captured, self._modules)
+            passes, planned = halves(joint, fused.planned.schedule), fused.planned
+            run_back = leaving_out(passes.backward, fused.backward.run)
+            runs = PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved))
+        else:
             joint, captured = source.in_parts(joint, self._captured, self._modules)
             planned = source.planned(joint, captured, self._modules)
-            if planned.schedule.has_transfers and joint.device == "cpu":
-                text = "the plan moves tensors to the host, which is the device here: that saves no memory"
-                notify(logging.WARNING, text)
-            return pass_functions(joint, planned.schedule), planned
-        fused = fused_plan(source, joint, self._captured, self._modules)
-        passes = halves(joint, fused.planned.schedule)
-        run_back = leaving_out(passes.backward, fused.backward.run)
-        return PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved)), fused.planned
+            runs = pass_functions(joint, planned.schedule)
+        if planned.schedule.has_transfers and joint.device == "cpu":
+            text = "the plan moves tensors to the host, which is the device here: that saves no memory"
+            notify(logging.WARNING, text)
+        return runs, planned

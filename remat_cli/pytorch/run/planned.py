@@ -137,13 +137,8 @@ def planned(
         source = source_for(budget, offload=offload)
     _check_split(split, schedule, fused=fused, regions=regions)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
-        # Copies cannot stand within compiled graphs of the whole, but between those of blocks.
+        # Copies between blocks cut no fused kernels, those within the whole do.
         regions = [path for blocks in repeated_blocks(within).values() for path in blocks] or None
-    if fused and offload and (regions is None or regions == "auto"):
-        raise UsageError(
-            "fused kernels of the whole step do not go with offloading: inductor fuses copies with their producers",
-            hint="planned(model, budget='8GB', fused=True, offload=True, regions='layers.*') moves inputs of blocks",
-        )
     if regions is not None and regions != "auto":
         _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
         return model

@@ -34,8 +34,8 @@ from remat_cli.formats.writing import write_file
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.capture_errors import drawing_again
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Values

@@ -110,7 +110,7 @@ class CompiledGraph:
     """
 
     def __init__(
-        self, module: fx.GraphModule, *, user_outputs: range, is_backward: bool, keeps_order: bool = False
+        self, module: fx.GraphModule, *, user_outputs: Sequence[int], is_backward: bool, keeps_order: bool = False
     ) -> None:
         """Compile a graph, which is changed.
 

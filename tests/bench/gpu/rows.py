@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import RematError
-from remat_cli.pytorch.capture.internals import compiled, seen_by
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import compiled, seen_by
 from remat_cli.pytorch.capture.ops import short_name
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.measure import measure_once

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.pytorch.capture import blocks, reader
-from remat_cli.pytorch.capture.internals import Trace
+from remat_cli.pytorch.capture.joint_capture import Trace
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.capture.weightless import Weightless
 from tests.documents import to_document

@@ -17,8 +17,8 @@ from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.native import from_document, graph_sha256
 from remat_cli.pytorch.capture.convert import graph_of, signature, written
-from remat_cli.pytorch.capture.internals import compiled, seen_by
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import compiled, seen_by
 from remat_cli.pytorch.capture.reader import callable_of, capture
 from remat_cli.pytorch.capture.step import Step, as_step
 from remat_cli.pytorch.capture.weightless import Weightless

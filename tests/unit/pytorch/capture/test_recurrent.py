@@ -12,8 +12,8 @@ from torch import nn
 
 from remat_cli.pytorch.capture import recurrent
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import compiled, seen_by
 from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import compiled, seen_by
 from remat_cli.pytorch.capture.recurrent import saved_by
 from remat_cli.pytorch.memory.memory import allocations_of
 from remat_cli.pytorch.run.call import PlannedCall

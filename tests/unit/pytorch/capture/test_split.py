@@ -18,8 +18,8 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.axes import axes_of
 from remat_cli.pytorch.capture.convert import graph_of, operators_of
-from remat_cli.pytorch.capture.internals import Captured, compiled, tangents_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.joint_capture import Captured, compiled, tangents_of
 from remat_cli.pytorch.capture.split import row_ops, split
 from remat_cli.pytorch.memory.measure import measure_once
 from remat_cli.splitting import Split

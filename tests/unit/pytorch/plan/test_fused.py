@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remat_cli.errors import DoesNotFit, UsageError
-from remat_cli.pytorch.capture.internals import Captured
-from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.core.schedule import plain_run
+from remat_cli.core.solve import baseline_of
+from remat_cli.errors import DoesNotFit
+from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.plan import fused
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.torch import plan_of, planned
 from tests.graphs import chain
-from tests.torch_steps import MLP
 
 
 class Dropping(nn.Module):
@@ -121,6 +122,77 @@ def test_planning_is_corrected_by_what_was_compiled(
     assert came_to == peak
 
 
-def test_fused_kernels_with_offloading_are_refused() -> None:
-    with pytest.raises(UsageError, match="fused kernels of the whole step do not go with offloading"):
-        planned(MLP(), budget="50%", fused=True, offload=True, regions=None)
+class Moving(Sized):
+    """Its plans move tensors, or recompute alone as another source; one of them fits no budget."""
+
+    def __init__(self, *, recomputed: bool, moved: bool) -> None:
+        super().__init__(1000)
+        self.fits, self.recomputed = moved, Sized(1000) if recomputed else Moving.failing()
+
+    @staticmethod
+    def failing() -> Sized:
+        source = Moving.__new__(Moving)
+        Sized.__init__(source, 1000)
+        source.fits, source.recomputed = False, source
+        return source
+
+    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
+        if not self.fits:
+            raise DoesNotFit("no plan fits")
+        return super().planned(joint, captured, modules)
+
+    def staying(self) -> ScheduleSource | None:
+        return None if self.recomputed is self else self.recomputed
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "moved", "times", "chosen"),
+    [
+        (True, True, (2, 1), "moved"),
+        (True, True, (1, 2), "recomputed"),
+        (True, False, (2, 1), "recomputed"),
+        (False, True, (2, 1), "moved"),
+        (False, False, (2, 1), "no plan fits"),
+    ],
+)
+def test_a_compiled_plan_moves_tensors_only_where_that_takes_less_time(
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool, moved: bool, times: tuple[int, int], chosen: str
+) -> None:
+    source = Moving(recomputed=recomputed, moved=moved)
+    made: list[fused.CompiledPasses] = []
+
+    def corrected(given: ScheduleSource, *rest: Any) -> fused.CompiledPasses:
+        plan = given.planned(*rest)
+        graphs: Any = type("Graph", (), {"kernels": ["moved" if given is source else "recomputed"]})()
+        memory = fused.CompiledMemory(0, 0, 0, "")
+        made.append(fused.CompiledPasses(plan, graphs, graphs, memory, keeps_order=False))
+        return made[-1]
+
+    monkeypatch.setattr(fused, "_corrected_plan", corrected)
+    monkeypatch.setattr(
+        fused.CompiledPasses,
+        "time",
+        lambda self, _: times[self.forward.kernels == ["moved"]],
+    )
+    nothing: Any = None
+    if not (recomputed or moved):
+        with pytest.raises(DoesNotFit, match=chosen):
+            fused.fused_plan(source, nothing, nothing, ())
+    else:
+        assert fused.fused_plan(source, nothing, nothing, ()).forward.kernels == [chosen]
+
+
+def test_a_plan_with_many_short_kernels_is_estimated_to_take_longer() -> None:
+    graph = chain(1, 1, 1, 1)
+    planned = GraphRecord.of(graph, plain_run(graph), baseline_of(graph))
+    joint: Any = type(
+        "Joint", (), {"op": {op.name: JointOp(op.name, None, op.phase, (), (), ()) for op in graph.ops}}
+    )()
+
+    def time(kernels: int) -> float:
+        passes: Any = type("Graph", (), {"kernels": ["cpp_fused"] * kernels})()
+        none: Any = type("Graph", (), {"kernels": []})()
+        memory = fused.CompiledMemory(0, 0, 0, "")
+        return fused.CompiledPasses(planned, passes, none, memory, keeps_order=False).time(joint)
+
+    assert 0 < time(1) < time(2) < time(len(graph.ops)) == time(100) == baseline_of(graph).time

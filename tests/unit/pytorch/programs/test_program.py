@@ -240,3 +240,12 @@ def test_device_without_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(transfers.COPIES, "cpu")
     with pytest.raises(UsageError, match="cannot be done from device 'cpu'"):
         outcome(mlp, Moved())
+
+
+def test_the_self_test_leaves_random_numbers_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat_cli.pytorch.programs.self_test._compare", lambda: torch.rand(1))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    self_test.__wrapped__()
+    assert torch.equal(torch.rand(2), expected)

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from remat_cli.core.schedule import Compute, Offload, Prefetch, Schedule, Wait, plain_run
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.internals import Captured, compiled, seen_by
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
+from remat_cli.pytorch.capture.joint_capture import Captured, compiled, seen_by
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.memory.live import LiveOnCuda
 from remat_cli.pytorch.memory.memory import peak_of

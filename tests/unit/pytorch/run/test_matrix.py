@@ -75,6 +75,7 @@ ALONE = rows("""
     whole  eager    offload   one fixed    file
     whole  eager    split     one changing budget
     whole  eager    split     one fixed    file
+    whole  compiled offload   one fixed    budget
     whole  compiled recompute one fixed    file
     whole  compiled recompute one changing budget
     blocks eager    offload   one changing budget
@@ -149,12 +150,6 @@ REFUSED = {
         "changing+file",
         "is for another graph",
         "a file is proven for the sizes that it was planned for",
-    ),
-    "whole, compiled, offloaded": refusal(
-        "whole compiled offload one fixed budget",
-        "",
-        "fused kernels of the whole step do not go with offloading",
-        "inductor fuses copies with their producers",
     ),
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, UsageError
-from remat_cli.pytorch.capture import internals, joint
+from remat_cli.pytorch.capture import joint, joint_capture
 from remat_cli.pytorch.programs import self_test as self_test_module
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.torch import plan_of, planned
@@ -406,14 +406,14 @@ def test_gradient_asked_for_within_the_step_says_what_asks() -> None:
 
 
 def test_unsupported_torch_is_named_with_the_tested_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    internals.check_supported.cache_clear()
-    monkeypatch.setattr(internals, "_source", lambda node: "")
+    joint_capture.check_supported.cache_clear()
+    monkeypatch.setattr(joint_capture, "_source", lambda node: "")
     try:
         with pytest.raises(UsageError, match="does not work with this version of remat: its sources") as caught:
-            internals.check_supported()
+            joint_capture.check_supported()
         assert "2.13" in caught.value.hint
     finally:
-        internals.check_supported.cache_clear()
+        joint_capture.check_supported.cache_clear()
 
 
 def test_self_test_sees_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture import internals
+from remat_cli.pytorch.capture import joint_capture
 from remat_cli.pytorch.unstable import (
     autograd,
     decompositions,
@@ -65,12 +65,12 @@ def test_what_a_release_breaks_is_named(fault: str, monkeypatch: pytest.MonkeyPa
     where, name, instead = BROKEN[fault]
     monkeypatch.setattr(where, name, instead)
     assert probes.fault().startswith(fault)
-    internals.check_supported.cache_clear()
+    joint_capture.check_supported.cache_clear()
     try:
         with pytest.raises(UsageError, match=f"does not work with this version of remat: {fault}"):
-            internals.check_supported()
+            joint_capture.check_supported()
     finally:
-        internals.check_supported.cache_clear()
+        joint_capture.check_supported.cache_clear()
 
 
 def test_an_error_in_a_probe_is_told() -> None:
