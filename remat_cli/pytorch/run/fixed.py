@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.internals import Captured, leaving_out, primals_of
+from remat_cli.pytorch.capture.internals import Captured, primals_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
@@ -22,8 +22,7 @@ from remat_cli.pytorch.plan.fused import fused_plan
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.waiting import DIVIDING
-from remat_cli.pytorch.programs.program import halves
-from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions, unchecked
+from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.inductor import as_captured
 
 
@@ -100,6 +99,4 @@ class FixedStep:
                 notify(logging.WARNING, text)
             return pass_functions(joint, planned.schedule), planned
         fused = fused_plan(source, joint, self._captured, self._modules)
-        passes = halves(joint, fused.planned.schedule)
-        run_back = leaving_out(passes.backward, fused.backward.run)
-        return PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved)), fused.planned
+        return fused.functions(joint), fused.planned
