@@ -235,6 +235,17 @@ def compiled_plan(
     return CompiledPasses(planned, forward, backward, memory, keeps_order, at_sizes)
 
 
+def given_to(captured: Captured) -> list[object]:
+    """Return the facts about a joint graph's inputs that its kernels depend on."""
+    given = (node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder"))
+    return [
+        (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in given
+    ]
+
+
 def _take_strides(backward: fx.GraphModule, saved: Sequence[fx.Node], strides: Sequence[Sequence[Any] | None]) -> None:
     """Give the backward pass the strides of saved tensors."""
     taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
