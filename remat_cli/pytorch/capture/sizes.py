@@ -29,6 +29,8 @@ from remat_cli.pytorch.unstable.tensors import storage_key
 
 # The value of each symbol, in the order of `Sizes.symbols`.
 Values = tuple[int | float, ...]
+# Under this name a node of a graph at certain sizes has its value at any sizes.
+_AT_ANY = "remat value at any sizes"
 # In what torch calls a parameter or a buffer.
 _OF_MODULE = re.compile(r"\._(parameters|buffers)\[")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -39,12 +41,14 @@ class SizedJoint:
     """A captured graph put down for certain sizes.
 
     Attributes:
+        of: the symbols.
         values: values of the symbols.
         captured: the graph.
         joint: the joint graph, resolved.
         bytes: sizes of storages, by name: an expression of the symbols, or a number.
     """
 
+    of: Sizes
     values: Values
     captured: Captured
     joint: Joint
@@ -167,12 +171,36 @@ class Sizes:
         captured = fixed.captured()
         joint = Joint.of(captured)
         return SizedJoint(
-            values, captured, joint,
+            self, values, captured, joint,
             {storage.name: fixed.bytes[key] if storage.bytes else 0 for key, storage in joint.storages.items()},
         )  # fmt: skip
 
+    def without_data(self, value: Any, values: Values) -> Any:
+        """Return a symbolic value at these sizes: a number, or a tensor on the device "meta"."""
+        at = self._at(values)
+        if not isinstance(value, torch.Tensor):
+            return _number(_expression(value), at)
+        shape, strides = ([int(_number(_expression(size), at)) for size in of] for of in (value.shape, value.stride()))
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+
     def _at(self, values: Values) -> dict[sympy.Symbol, Any]:
         return {symbol: sympy.sympify(value) for symbol, value in zip(self.symbols, values, strict=True)}
+
+
+def put_symbols_back(module: fx.GraphModule) -> None:
+    """Give the values of a graph at certain sizes their symbols again."""
+    for node in module.graph.nodes:
+        if _AT_ANY in node.meta:
+            node.meta["val"] = node.meta[_AT_ANY]
+
+
+def with_strides(fake: Any, strides: Sequence[Any] | None) -> Any:
+    """Return a fake tensor with other strides, if given; they are compared without a guard."""
+    if strides is None or not isinstance(fake, torch.Tensor):
+        return fake
+    if all(_expression(one) == _expression(other) for one, other in zip(strides, fake.stride(), strict=True)):
+        return fake
+    return fake.as_strided(fake.shape, tuple(strides), fake.storage_offset())
 
 
 def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[str, tuple[int, ...]]:
@@ -272,10 +300,8 @@ class _Fixed:
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.whole.module.graph.nodes:
             copies[node] = _copied(graph, node, copies)
-            if isinstance(value := node.meta.get("val"), torch.Tensor):
-                copies[node].meta["val"] = self.tensor(value)
-            elif value is not None:
-                copies[node].meta["val"] = pytree.tree_map(self.value, value)
+            if (value := node.meta.get("val")) is not None:
+                copies[node].meta |= {"val": pytree.tree_map(self.value, value), _AT_ANY: value}
         module = fx.GraphModule(self.whole.module, graph)
         return Captured(module, self.whole.forward_outputs, self.whole.primals, self.whole.old_values)
 

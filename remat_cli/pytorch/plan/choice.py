@@ -32,7 +32,7 @@ from remat_cli.formats.reader import Reading
 from remat_cli.formats.schedule_json import ScheduleFile, link_fields, read_schedule
 from remat_cli.formats.writing import write_faults, write_file
 from remat_cli.planning import Request, SplitPlanning, plan, plan_split
-from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.prepare import Prepared, link_of, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
@@ -144,21 +144,29 @@ class ScheduleSource(ABC):
         del graph
         return None
 
+    def link(self, graph: Graph) -> Link | None:
+        """Return the link to the host for a graph, if plans use it."""
+        del graph
+        return None
+
     def regrant(self) -> None:  # noqa: B027  # only a share has been granted
         """Grant later plans a new share.
 
         Earlier graphs held more than necessary.
         """
 
-    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
+    def carried(
+        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
+    ) -> GraphRecord | None:
         """Return a schedule as a plan at other sizes; None above the budget.
 
         Args:
             planned: the graph's plan at its own sizes.
             graph: the graph at the other sizes.
             schedule: schedule of the plan, or the plain run.
+            compiled_bytes: peak of its compiled kernels there; None for eager's kernels.
         """
-        del planned, graph, schedule
+        del planned, graph, schedule, compiled_bytes
         return None
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
@@ -335,7 +343,7 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
-        self.takes_sizes = not self.request.offload and not self.splits
+        self.takes_sizes = not self.splits
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -491,6 +499,10 @@ class WithinBudget(ScheduleSource):
         None stands for the smallest budget that can be found.
         """
         return self.request_for(graph).budget_bytes(graph)
+
+    def link(self, graph: Graph) -> Link | None:
+        """Return the link of the request's options."""
+        return link_of(graph, self.graph_options) if self.request.offload else None
 
     def regrant(self) -> None:
         """Grant later plans a new share."""
@@ -662,15 +674,19 @@ class WithinBudget(ScheduleSource):
             self.granted = max(self.granted, planned.budget_bytes or 0)
         return planned
 
-    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
+    def carried(
+        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
+    ) -> GraphRecord | None:
         """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
-        trace = baseline_of(graph) if schedule == plain_run(graph) else simulate(graph, schedule)
+        is_plain = schedule == plain_run(graph)
+        trace = baseline_of(graph) if is_plain else simulate(graph, schedule, link=self.link(graph))
         # The smallest budget is the one that was found for the plan.
         budget = self.request_for(graph).budget_bytes(graph) or planned.budget_bytes
         assert budget is not None
-        if trace.peak_bytes > budget:
-            return None
-        return self.granting(GraphRecord.of(graph, schedule, trace, budget))
+        carried = GraphRecord.of(graph, schedule, trace, budget)
+        if compiled_bytes is not None:
+            carried = replace(carried, predicted_peak_bytes=compiled_bytes)
+        return None if carried.predicted_peak_bytes > budget else self.granting(carried)
 
     def keep(self, path: Path | None, content: bytes) -> None:
         """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""

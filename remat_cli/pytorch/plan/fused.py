@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,14 +25,16 @@ from torch import fx, nn
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.capture.joint import Joint, JointOp
-from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.joint_capture import Captured, leaving_out
+from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values, put_symbols_back, with_strides
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
-from remat_cli.pytorch.programs.pieces import CompiledPieces, with_strides
+from remat_cli.pytorch.programs.pieces import CompiledPieces
 from remat_cli.pytorch.programs.program import halves
+from remat_cli.pytorch.programs.slots import PassFunctions, unchecked
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, without_modes
 from remat_cli.pytorch.unstable.inductor import CompiledGraph
@@ -86,6 +89,7 @@ class CompiledPasses:
         memory: memory of the compiled graphs.
         keeps_order: ops are fused only if one reads the other.
         beside_kernels: names of ops that torch runs, without a compiled kernel.
+        replay: tells the memory of the compiled graphs at other sizes; None for kernels of certain sizes.
     """
 
     planned: GraphRecord
@@ -94,6 +98,17 @@ class CompiledPasses:
     memory: CompiledMemory
     keeps_order: bool
     beside_kernels: frozenset[str] = frozenset()
+    replay: Callable[[Values], CompiledMemory] | None = None
+
+    def memory_at(self, values: Values) -> CompiledMemory:
+        """Return the memory at some sizes, those of the plan for kernels of certain sizes."""
+        return self.memory if self.replay is None else self.replay(values)
+
+    def functions(self, joint: Joint) -> PassFunctions:
+        """Return the functions that run both passes of the joint graph."""
+        passes = halves(joint, self.planned.schedule)
+        run_back = leaving_out(passes.backward, self.backward.run)
+        return PassFunctions(self.forward.run, run_back, unchecked(joint, passes.saved))
 
     @property
     def kernels(self) -> int:
@@ -122,7 +137,11 @@ def _packet(target: Any) -> str:
 
 
 def fused_plan(
-    source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    source: ScheduleSource,
+    joint: Joint,
+    captured: Captured,
+    modules: Sequence[nn.Module],
+    sized: SizedJoint | None = None,
 ) -> CompiledPasses:
     """Plan and compile a step until it fits the budget, at most three times.
 
@@ -134,6 +153,7 @@ def fused_plan(
         joint: the step, as inductor decomposes it.
         captured: the same graph as given by torch.
         modules: modules with their parameters in memory.
+        sized: the graph, if it is that of certain sizes, and kernels for all sizes are compiled.
 
     Raises:
         DoesNotFit: there is no plan, or the compiled step stays above the budget; the message has the place of its
@@ -144,11 +164,11 @@ def fused_plan(
     recomputed: CompiledPasses | None = None
     if (staying := source.staying()) is not None:
         with suppress(DoesNotFit):
-            recomputed = _corrected_plan(staying, joint, captured, modules)
+            recomputed = _corrected_plan(staying, joint, captured, modules, sized)
         if recomputed is not None and recomputed.planned.overhead == 0 and not source.is_smallest:
             return recomputed
     try:
-        moved = _corrected_plan(source, joint, captured, modules)
+        moved = _corrected_plan(source, joint, captured, modules, sized)
     except DoesNotFit:
         if recomputed is None:
             raise
@@ -169,7 +189,11 @@ def _by_peak(plan: CompiledPasses) -> tuple[int, float]:
 
 
 def _corrected_plan(
-    source: ScheduleSource, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    source: ScheduleSource,
+    joint: Joint,
+    captured: Captured,
+    modules: Sequence[nn.Module],
+    sized: SizedJoint | None,
 ) -> CompiledPasses:
     """Plan and compile a step; arguments and errors are those of `fused_plan`."""
     planned = source.planned(joint, captured, modules)
@@ -181,7 +205,7 @@ def _corrected_plan(
     keeps_order = source.is_smallest
     while True:
         with source.waiting.phase(COMPILING):
-            plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order)
+            plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order, sized=sized)
         compiled.append(plan)
         peak = plan.planned.predicted_peak_bytes
         _log.info("compiled %s of at most %s: a peak of %s", len(compiled), MOST_COMPILED, format_bytes(peak))
@@ -241,7 +265,12 @@ def _above(plan: CompiledPasses, budget: int, compiled: int) -> DoesNotFit:
 
 
 def compiled_plan(
-    joint: Joint, planned: GraphRecord, forward_outputs: int, *, keeps_order: bool = False
+    joint: Joint,
+    planned: GraphRecord,
+    forward_outputs: int,
+    *,
+    keeps_order: bool = False,
+    sized: SizedJoint | None = None,
 ) -> CompiledPasses:
     """Return a plan with its two graphs compiled, and their peak.
 
@@ -250,12 +279,16 @@ def compiled_plan(
         planned: the plan.
         forward_outputs: number of the step's outputs.
         keeps_order: fuse ops only if one reads the other: fewer fusions, and less memory.
+        sized: see `fused_plan`.
 
     Raises:
         GraphError: inductor does not compile the plan.
         UsageError: there is no compiler.
     """
     passes = halves(joint, planned.schedule, fused=True)
+    if sized is not None:
+        put_symbols_back(passes.forward)
+        put_symbols_back(passes.backward)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with without_modes():
         compiled = CompiledPieces if planned.schedule.has_transfers else CompiledGraph
@@ -268,9 +301,22 @@ def compiled_plan(
         _take_strides(handed_over, forward.output_strides[forward_outputs:])
         gradients = range(len(joint.backward_outputs))
         backward = compiled(passes.backward, user_outputs=gradients, is_backward=True, keeps_order=keeps_order)
-        memory, beside = _memory(forward, backward, forward_outputs, len(joint.sizes))
+    replay = _Replays(forward, backward, forward_outputs, len(joint.sizes))
+    at_sizes = None if sized is None else partial(replay.at, sized.of)
+    memory = replay.memory(_without_data) if at_sizes is None or sized is None else at_sizes(sized.values)
     planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
-    return CompiledPasses(planned, forward, backward, memory, keeps_order, beside)
+    return CompiledPasses(planned, forward, backward, memory, keeps_order, frozenset(replay.called), at_sizes)
+
+
+def given_to(captured: Captured) -> list[object]:
+    """Return the facts about a joint graph's inputs that its kernels depend on."""
+    given = (node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder"))
+    return [
+        (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in given
+    ]
 
 
 def _take_strides(handed_over: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
@@ -279,34 +325,68 @@ def _take_strides(handed_over: Sequence[fx.Node], strides: Sequence[Sequence[int
         node.meta["val"] = with_strides(node.meta["val"], stride)
 
 
-def _memory(
-    forward: CompiledPass, backward: CompiledPass, outputs: int, sizes: int
-) -> tuple[CompiledMemory, frozenset[str]]:
-    """Return the memory of both passes, and the names of ops that torch runs in them."""
-    inputs = [_without_data(value) for value in forward.inputs]
-    device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
-    replay = _Replay(inputs, device)
-    try:
-        with replay:
-            values = list(forward.replay(list(inputs), replay.make, replay.ran))
-            returned, saved = values[:outputs], values[outputs:]
-            del values
-            of_forward, kept = replay.most, replay.bytes
-            tangents = [_without_data(value) for value in backward.inputs[sizes + len(saved) :]]
-            replay.see(tangents)
-            arguments = [*backward.inputs[:sizes], *saved, *tangents]
-            del saved, tangents
-            replay.most = 0, ""
-            gradients = backward.replay(arguments, replay.make, replay.ran)
-    except (RuntimeError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise GraphError(
-            f"the peak of the compiled step cannot be read: {reason}", hint="plan without fused=True"
-        ) from error
-    del returned, gradients
-    of_backward = replay.most
-    memory = CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
-    return memory, frozenset(replay.called)
+@dataclass(frozen=True)
+class _Replays:
+    """Replays two compiled graphs without data, for their memory.
+
+    Attributes:
+        forward: forward pass.
+        backward: backward pass.
+        outputs: number of the step's outputs.
+        sizes: number of inputs that are sizes.
+        workspaces: known workspace of kernels that are not compiled, by the kind of call.
+        called: names of ops that ran outside of kernels.
+    """
+
+    forward: CompiledPass
+    backward: CompiledPass
+    outputs: int
+    sizes: int
+    workspaces: dict[str, int] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+
+    def at(self, sizes: Sizes, values: Values) -> CompiledMemory:
+        """Return the memory at some sizes."""
+        return self.memory(partial(sizes.without_data, values=values))
+
+    def memory(self, without_data: Callable[[Any], Any]) -> CompiledMemory:
+        """Return the memory of both passes.
+
+        Args:
+            without_data: makes an input that has no data of one that the graphs were compiled for.
+
+        Raises:
+            GraphError: the code around the kernels does not run without data.
+        """
+        with without_modes():
+            return self._memory(without_data)
+
+    def _memory(self, without_data: Callable[[Any], Any]) -> CompiledMemory:
+        forward, backward = self.forward, self.backward
+        inputs = [without_data(value) for value in forward.inputs]
+        device = next((value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)), "cpu")
+        replay = _Replay(inputs, device, self.workspaces)
+        try:
+            with replay:
+                values = list(forward.replay(list(inputs), replay.make, replay.ran))
+                returned, saved = values[: self.outputs], values[self.outputs :]
+                del values
+                of_forward, kept = replay.most, replay.bytes
+                tangents = [without_data(value) for value in backward.inputs[self.sizes + len(saved) :]]
+                replay.see(tangents)
+                arguments = [*map(without_data, backward.inputs[: self.sizes]), *saved, *tangents]
+                del saved, tangents
+                replay.most = 0, ""
+                gradients = backward.replay(arguments, replay.make, replay.ran)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise GraphError(
+                f"the peak of the compiled step cannot be read: {reason}", hint="plan without fused=True"
+            ) from error
+        del returned, gradients
+        self.called.update(replay.called)
+        of_backward = replay.most
+        return CompiledMemory(of_forward[0], kept, of_backward[0], max(of_forward, of_backward)[1])
 
 
 def _without_data(value: Any) -> Any:
@@ -333,12 +413,12 @@ class _Replay(TorchDispatchMode):
         called: names of ops that ran outside of kernels.
     """
 
-    def __init__(self, inputs: Sequence[Any], device: str) -> None:
+    def __init__(self, inputs: Sequence[Any], device: str, workspaces: dict[str, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live = LiveOnCpu("meta")
         self._live.see(inputs)
         self._inputs_bytes, self._device = self._live.bytes, device
-        self._workspaces: dict[str, int] = {}
+        self._workspaces = workspaces
         self.most = 0, ""
         self.called = set[str]()
 

@@ -21,14 +21,17 @@ from torch import fx, nn
 from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
-from remat_cli.pytorch.plan.waiting import DIVIDING
+from remat_cli.pytorch.plan.sized_fused import SizedKernels
+from remat_cli.pytorch.plan.waiting import COMPILING, DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 
 # A plan within a budget in bytes is for sizes this much larger than requested.
@@ -36,6 +39,9 @@ _ROOM = 1.25
 # A plan with a larger overhead than this share is not carried over to sizes with less than this share of the plain
 # run's memory: a new plan takes less time there.
 _WORTH, _SMALLER = 0.02, 0.5
+# A plain run may fit once it is compiled if its peak before fusion is above the budget by no more than this factor. It
+# was 1.06 of a GPT, and 1.23 of blocks of two linear layers.
+_FUSED_AWAY = 1.25
 # Larger sizes stay multiples of the powers of two that those are multiples of, up to this.
 _LARGEST_STEP = 64
 
@@ -49,14 +55,16 @@ class _SizedPasses:
         sized: the graph at these sizes.
         schedule: the schedule.
         overhead: overhead of the plan.
-        pass_functions: functions that run the schedule.
+        pass_functions: functions that run the schedule; None for kernels that are not compiled yet.
+        compiled: compiled kernels that run the schedule; None for eager's.
     """
 
     planned: GraphRecord
     sized: SizedJoint
     schedule: Schedule
     overhead: float
-    pass_functions: PassFunctions
+    pass_functions: PassFunctions | None
+    compiled: CompiledPasses | None = None
 
 
 class SizedStep:
@@ -73,6 +81,8 @@ class SizedStep:
         holding: Holding,
         record: PlanRecord,
         modules: Sequence[nn.Module],
+        *,
+        fused: bool = False,
     ) -> None:
         self.is_stale = self._again = False
         self._sizes = sizes
@@ -81,6 +91,7 @@ class SizedStep:
         self._holding, self._source = holding, holding.source
         self._record = record
         self._modules = modules
+        self._kernels = SizedKernels(sizes, modules) if fused else None
         self._sized_passes: list[_SizedPasses] = []
         self._numbers: dict[Values, int] = {}  # numbers of entries
         self._judged: list[GraphRecord] = []  # plans as measured by the judge, by number
@@ -130,6 +141,7 @@ class SizedStep:
                 self._holding.tell_again()
             self._again = False
             passes, planned = carried
+            assert passes.pass_functions is not None
             planned.inputs = self._sizes.input_shapes(values)
             self._numbers[values] = self._slots.add(Entry(passes.pass_functions, self._sizes.numbers(values)))
             self._judged.append(planned)
@@ -141,7 +153,8 @@ class SizedStep:
         None if a new plan is required.
         """
         graphs: dict[Graph, Graph] = {}
-        for passes in sorted(self._sized_passes, key=lambda passes: passes.overhead):
+        for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.schedule.has_transfers)):
+            passes = self._ready(passes, values, graphs)
             planned = self._at(passes, values, graphs)
             if planned is None:
                 continue
@@ -153,26 +166,68 @@ class SizedStep:
             return passes, planned
         return None
 
+    def _ready(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> _SizedPasses:
+        """Compile a plain run that has no kernels yet, if it may fit at these sizes.
+
+        The graph's memory before fusion tells.
+        """
+        if passes.pass_functions is not None:
+            return passes
+        graph = self._graph_at(passes, values, graphs)
+        least = int(baseline_of(graph).peak_bytes / _FUSED_AWAY)
+        if self._source.carried(passes.planned, graph, passes.schedule, least) is None:
+            return passes
+        assert self._kernels is not None
+        graph = passes.planned.graph
+        with self._source.waiting.phase(COMPILING):
+            planned = GraphRecord.of(graph, passes.schedule, baseline_of(graph))
+            compiled = self._kernels.compiled(planned, passes.sized)
+        ready = replace(passes, pass_functions=compiled.functions(passes.sized.joint), compiled=compiled)
+        self._sized_passes[self._sized_passes.index(passes)] = ready
+        return ready
+
     def _at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
         """Return a plan at other sizes; None above the budget.
 
-        The judge measures the plan there.
+        The judge measures the plan there, or the plan's compiled kernels tell their memory.
 
         Args:
             passes: the plan.
             values: the sizes.
             graphs: graphs at these sizes by planned graph; missing ones are added.
         """
+        if passes.pass_functions is None or not self._holds_at(passes, values):
+            return None
+        carried = self._carried_by(passes, values, graphs)
+        budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
+        if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
+            graph = self._graph_at(passes, values, graphs)
+            trace = simulate(graph, passes.schedule, link=self._source.link(graph))
+            there = GraphRecord.of(graph, passes.schedule, trace, budget)
+            there.predicted_peak_bytes = _compiled_peak(passes, graph, values) or trace.peak_bytes
+            if there.predicted_peak_bytes <= peak:
+                return there
+        return carried
+
+    def _carried_by(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
+        """Return a plan at other sizes if its source finds that it fits there; see `_at`."""
+        graph = self._graph_at(passes, values, graphs)
+        peak = _compiled_peak(passes, graph, values)
+        carried = self._source.carried(passes.planned, graph, passes.schedule, peak)
+        return None if carried is None else replace(carried, kernels=passes.planned.kernels)
+
+    def _graph_at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> Graph:
+        """Return the graph of a plan at other sizes; see `_at`."""
         given = passes.planned.graph
         if given not in graphs:
             graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, values))
-        carried = self._source.carried(passes.planned, graphs[given], passes.schedule)
-        budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
-        if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
-            trace = simulate(graphs[given], passes.schedule)
-            if trace.peak_bytes <= peak:
-                return GraphRecord.of(graphs[given], passes.schedule, trace, budget)
-        return carried
+        return graphs[given]
+
+    def _holds_at(self, passes: _SizedPasses, values: Values) -> bool:
+        """Return whether the plan's kernels run at some sizes."""
+        if self._kernels is None or passes.compiled is None:
+            return True
+        return self._kernels.hold_at(passes.compiled, passes.sized.values, values)
 
     def _planned(self, values: Values) -> tuple[_SizedPasses, GraphRecord]:
         """Make a plan that fits at these sizes, if possible for larger sizes."""
@@ -205,18 +260,23 @@ class SizedStep:
             DoesNotFit: no plan fits.
         """
         sized = self._first if asked == self._largest else self._sizes.at(asked)
-        captured, joint = sized.captured, sized.joint.releasing(self._released)
+        joint = sized.joint.releasing(self._released)
 
-        def make(source: ScheduleSource, joint: Joint) -> tuple[Joint, GraphRecord]:
-            return joint, source.planned(joint, captured, self._modules)
+        def make(source: ScheduleSource, joint: Joint) -> tuple[tuple[Joint, CompiledPasses | None], GraphRecord]:
+            if self._kernels is None:
+                return (joint, None), source.planned(joint, sized.captured, self._modules)
+            compiled = self._kernels.planned(source, replace(sized, joint=joint))
+            return (joint, compiled), compiled.planned
 
         if is_last:
-            joint, planned = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
+            found = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
         else:
-            joint, planned = make(self._source, joint)
+            found = make(self._source, joint)
+        (joint, compiled), planned = found
         sized = replace(sized, joint=joint)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
-        passes = self._with_functions(planned, sized, planned.schedule, planned.overhead)
+        functions = pass_functions(joint, planned.schedule) if compiled is None else compiled.functions(joint)
+        passes = _SizedPasses(planned, sized, planned.schedule, planned.overhead, functions, compiled)
         at_values = planned if asked == values else self._at(passes, values, {})
         if at_values is None:
             return None
@@ -227,15 +287,16 @@ class SizedStep:
             own.carried.append(at_values)
         passes = replace(passes, planned=own)
         plain = plain_run(planned.graph)
-        if not self._sized_passes and planned.overhead:  # the plain run is a plan, too, for smaller sizes
-            self._sized_passes.append(self._with_functions(own, sized, plain, 0.0))
+        if not self._sized_passes and self._is_worth_less(planned):
+            # The plain run is a plan, too, for smaller sizes.
+            runs = None if self._kernels else pass_functions(joint, plain)
+            self._sized_passes.append(_SizedPasses(own, sized, plain, 0.0, runs))
         self._sized_passes.append(passes)
         return passes, at_values
 
-    def _with_functions(
-        self, planned: GraphRecord, sized: SizedJoint, schedule: Schedule, overhead: float
-    ) -> _SizedPasses:
-        return _SizedPasses(planned, sized, schedule, overhead, pass_functions(sized.joint, schedule))
+    def _is_worth_less(self, planned: GraphRecord) -> bool:
+        """Return whether the plain run is better than a plan, where both fit."""
+        return planned.overhead > (_WORTH if self._kernels else 0) or planned.schedule.has_transfers
 
     def _largest_so_far(self) -> Values:
         """Return the largest sizes of calls and plans so far."""
@@ -254,6 +315,11 @@ class SizedStep:
         """
         larger = tuple(_larger(value) if isinstance(value, int) else value for value in values)
         return larger if self._sizes.allows(larger) else values
+
+
+def _compiled_peak(passes: _SizedPasses, graph: Graph, values: Values) -> int | None:
+    """Return the peak of a plan's compiled kernels at some sizes; None for eager's."""
+    return None if passes.compiled is None else graph.fixed_bytes + passes.compiled.memory_at(values).peak
 
 
 def _larger(size: int) -> int:

@@ -14,12 +14,16 @@ from torch import fx, nn
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, run_by
+from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, leaving_out, run_by
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Sizes, Values
 from remat_cli.pytorch.plan.choice import structure_fault
+from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
+from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.front_end import SeenSizes
@@ -41,6 +45,47 @@ class SizedSchedule:
     schedule: Schedule
 
 
+class RegionKernels:
+    """Compiled kernels of regions' plans, for many sizes."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Begin with none.
+
+        Args:
+            sizes: the symbols of the regions' graph.
+        """
+        self._sizes, self._kernels = sizes, SizedKernels(sizes, ())
+        self._made: dict[tuple[SizedSchedule, Values], CompiledPasses] = {}
+
+    def __contains__(self, plan: SizedSchedule) -> bool:
+        """Return whether a plan is compiled."""
+        return (plan, plan.values) in self._made
+
+    def of(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
+        """Return a plan's kernels for some sizes; those for all sizes, if they hold there.
+
+        Raises:
+            GraphError: inductor does not compile the plan.
+            UsageError: there is no compiler.
+        """
+        own = self._at(plan, plan.values)
+        return own if self._kernels.hold_at(own, plan.values, values) else self._at(plan, values)
+
+    def suit(self, sizes: Sizes, values: Values) -> bool:
+        """Return whether the kernels run in another capture of the same ops, as inputs are laid out there."""
+        return given_to(sizes.at(values).captured) == given_to(self._sizes.at(values).captured)
+
+    def _at(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
+        if (plan, values) not in self._made:
+            planned = _planned(plan.graph, plan.schedule)
+            self._made[plan, values] = self._kernels.compiled(planned, self._sizes.at(values))
+        return self._made[plan, values]
+
+
+def _planned(graph: Graph, schedule: Schedule) -> GraphRecord:
+    return GraphRecord.of(graph, schedule, simulate(graph, schedule))
+
+
 class SizedRegion:
     """Runs regions of one capture.
 
@@ -53,7 +98,14 @@ class SizedRegion:
         on_larger: called if a region is larger than in the rehearsal.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], gradients: OutputGradients, seen: SeenSizes) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        gradients: OutputGradients,
+        seen: SeenSizes,
+        kernels: RegionKernels | None = None,
+    ) -> None:
         """Begin with no plan.
 
         Args:
@@ -61,14 +113,22 @@ class SizedRegion:
             function: forward function of the regions, which takes the module first.
             gradients: outputs with a gradient.
             seen: sizes that torch has seen in calls.
+            kernels: compiles the plans; None: eager's kernels run.
         """
-        self.name = name
+        self.name, self.kernels = name, kernels
         self.forward_context: Callable[[], Any] = nullcontext
         self.at_forward: Callable[[list[Any]], None] = lambda given: None
         self.at_backward: Callable[[], None] = lambda: None
         self.on_mismatch: Callable[[], None] = lambda: None
         self.on_larger: Callable[[], None] = lambda: None
-        self._run = compiled(function, self._divide, gradients=gradients, takes_sizes=True, seen=seen.copy())
+        self._run = compiled(
+            function,
+            self._divide,
+            gradients=gradients,
+            takes_sizes=True,
+            seen=seen.copy(),
+            fused=kernels is not None,
+        )
         self._asked: tuple[SizedSchedule, Values] | None = None
 
     def run(
@@ -97,8 +157,12 @@ class SizedRegion:
             runs = _Runs(self, sizes, captured)
             return runs.interface()
         joint = Joint.of(captured)
-        forward, backward = divided(joint, plain_run(graph_of(joint, self.name)))
+        graph = graph_of(joint, self.name)
+        forward, backward = divided(joint, plain_run(graph))
         run, run_back = boxed(forward), boxed_backward(backward)
+        if self.kernels is not None:
+            fused = compiled_plan(joint, _planned(graph, plain_run(graph)), captured.forward_outputs)
+            run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self, (forward, run), (backward, run_back), is_planned=False)
         return forward, backward
 
@@ -162,6 +226,7 @@ class _Runs:
         self._slots = Slots(given, self._first.joint)
         self._functions: dict[SizedSchedule, PassFunctions | None] = {}  # None: a plan of another graph
         self._plain: PassFunctions | None = None
+        self._kernels = None if region.kernels is None else RegionKernels(sizes)
         self._numbers: dict[tuple[SizedSchedule, Values], int] = {}
         self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes need no more memory than others
 
@@ -175,7 +240,7 @@ class _Runs:
             self._functions[plan] = self._functions_of(plan)
         number = self._numbers.get((plan, values))
         if number is None:
-            runs = self._functions[plan] or self._plain_functions()
+            runs = self._functions_at(plan, values)
             number = self._numbers[plan, values] = self._slots.add(Entry(runs, self._sizes.numbers(values)))
         if self._functions[plan] is None:
             self._region.on_mismatch()
@@ -201,6 +266,25 @@ class _Runs:
             self._fitting[values, most] = all(size <= there[name] for name, size in here.items())
         return self._fitting[values, most]
 
+    def _functions_at(self, plan: SizedSchedule, values: Values) -> PassFunctions:
+        """Return the functions of a plan at some sizes, the plain run's for a plan of another graph."""
+        runs = self._functions[plan]
+        if runs is None:
+            return self._plain_functions()
+        if self._kernels is None:
+            return runs
+        kernels = self._kernels_of(plan)
+        if (there := kernels.of(plan, values)) is kernels.of(plan, plan.values):
+            return runs
+        return there.functions(self._sizes.at(values).joint)
+
+    def _kernels_of(self, plan: SizedSchedule) -> RegionKernels:
+        """Return the kernels that were compiled for the choice, if they run in this capture."""
+        assert self._kernels is not None
+        chosen = self._region.kernels
+        is_chosen = chosen is not None and plan not in self._kernels and chosen.suit(self._sizes, plan.values)
+        return chosen if chosen is not None and is_chosen else self._kernels
+
     def _functions_of(self, plan: SizedSchedule) -> PassFunctions | None:
         if len(plan.values) != len(self._sizes.symbols):
             return None
@@ -208,10 +292,16 @@ class _Runs:
         structure = {op.name: op.signature or "" for op in plan.graph.ops}
         if structure_fault(graph_of(sized.joint, self._region.name), structure) is not None:
             return None
+        if self._kernels is not None:
+            return self._kernels_of(plan).of(plan, plan.values).functions(sized.joint)
         return pass_functions(sized.joint, plan.schedule)
 
     def _plain_functions(self) -> PassFunctions:
         if self._plain is None:
-            graph = graph_of(self._first.joint, self._region.name)
-            self._plain = pass_functions(self._first.joint, plain_run(graph))
+            joint = self._first.joint
+            plan = SizedSchedule(self._sizes.first, graph := graph_of(joint, self._region.name), plain_run(graph))
+            if self._kernels is None:
+                self._plain = pass_functions(joint, plan.schedule)
+            else:
+                self._plain = self._kernels.of(plan, plan.values).functions(joint)
         return self._plain

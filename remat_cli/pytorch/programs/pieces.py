@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_cli.pytorch.capture.sizes import with_strides
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.unstable.inductor import CompiledGraph
 
@@ -184,13 +185,6 @@ def _with_constants(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
     """Yield nodes, and before them the module's tensors that they read."""
     yield from dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source.op == "get_attr")
     yield from (node for node in nodes if node.op != "get_attr")
-
-
-def with_strides(fake: Any, strides: Sequence[int] | None) -> Any:
-    """Return a fake tensor with the strides that kernels give it."""
-    if strides is None or not isinstance(fake, torch.Tensor) or tuple(strides) == fake.stride():
-        return fake
-    return fake.as_strided(fake.shape, tuple(strides), fake.storage_offset())
 
 
 def _offload(make: Callable[..., torch.Tensor], value: torch.Tensor) -> _HostCopy:

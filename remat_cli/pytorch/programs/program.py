@@ -28,6 +28,7 @@ from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.group_norm import AS_EAGER
+from remat_cli.pytorch.unstable.dispatch import without_modes
 from remat_cli.pytorch.unstable.joint_graphs import save_without_version_check
 
 # Is told after each run of an op: its name, and its results.
@@ -357,4 +358,5 @@ class _Half:
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor for the host copy of a fake tensor."""
-    return value.new_empty_strided(value.shape, value.stride(), device="cpu")
+    with without_modes():  # the tensor's own mode, which may not be that of a capture under way
+        return value.new_empty_strided(value.shape, value.stride(), device="cpu")

@@ -95,7 +95,7 @@ class PlannedCall:
         self._sizes_of_data = 0  # number of data-dependent sizes that the model was traced for
         self._is_apart = False  # captured without code that other modules share
         self.fused, self.strict = fused, strict
-        self._takes_sizes = source.takes_sizes and not fused
+        self._takes_sizes = source.takes_sizes
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks of all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
@@ -313,17 +313,12 @@ class PlannedCall:
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
-            if self.fused:
-                raise GraphError(
-                    "fused kernels are planned for one shape of the inputs, and sizes are captured as symbols",
-                    hint="torch.compile(..., dynamic=False), without mark_dynamic: each shape is planned by itself",
-                )
             if self.source.splits:
                 raise GraphError(
                     "parts are chosen for one shape of the inputs, and sizes are captured as symbols",
                     hint="leave mark_dynamic out: each shape is planned by itself",
                 )
-            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
+            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules, fused=self.fused)
             self._steps.add(sized)
             return sized.interface()
         step = FixedStep(captured, self._holding, self.record, self._modules, fused=self.fused)

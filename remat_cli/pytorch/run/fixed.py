@@ -15,15 +15,14 @@ from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
 from remat_cli.pytorch.capture.joint import Joint, rewritten
-from remat_cli.pytorch.capture.joint_capture import Captured, leaving_out, primals_of
+from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.waiting import DIVIDING
-from remat_cli.pytorch.programs.program import halves
-from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions, unchecked
+from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.inductor import as_captured
 
 
@@ -94,9 +93,7 @@ class FixedStep:
         """
         if self._fused:
             fused = fused_plan(source, joint, self._captured, self._modules)
-            passes, planned = halves(joint, fused.planned.schedule), fused.planned
-            run_back = leaving_out(passes.backward, fused.backward.run)
-            runs = PassFunctions(fused.forward.run, run_back, unchecked(joint, passes.saved))
+            runs, planned = fused.functions(joint), fused.planned
         else:
             joint, captured = source.in_parts(joint, self._captured, self._modules)
             planned = source.planned(joint, captured, self._modules)

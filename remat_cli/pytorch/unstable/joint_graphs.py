@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import fx
@@ -67,9 +67,22 @@ def mode_of_capture() -> Any:
     return None if context is None else context.fake_mode
 
 
-def strides_reported() -> AbstractContextManager[Any]:
-    """Return a context in which torch writes the strides of outputs into a list, as it compiles."""
-    return TracingContext.report_output_strides()
+@contextmanager
+def strides_reported() -> Iterator[Any]:
+    """Have torch write the strides of outputs into a list, as it compiles.
+
+    Strides of symbols stay symbols, as where torch runs a compiled graph first on tensors without data.
+    """
+    context = TracingContext.try_get()
+    before = context is not None and context.fakify_first_call
+    with TracingContext.report_output_strides() as strides:
+        if context is not None:
+            context.fakify_first_call = True
+        try:
+            yield strides
+        finally:
+            if context is not None:
+                context.fakify_first_call = before
 
 
 def allow_backward_twice() -> None:

@@ -84,7 +84,9 @@ class Sized(ScheduleSource):
 def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tuple[Sized, int | str]:
     """Plan where fusion makes a plan's peak `more` of it; return what was asked, and the peak or the refusal."""
 
-    def compiled(joint: Any, planned: GraphRecord, outputs: int, *, keeps_order: bool) -> fused.CompiledPasses:
+    def compiled(
+        joint: Any, planned: GraphRecord, outputs: int, *, keeps_order: bool, **_: Any
+    ) -> fused.CompiledPasses:
         peak = more(planned.predicted_peak_bytes, keeps_order)
         graphs: Any = type("Graph", (), {"kernels": ["cpp_fused_gelu_0"]})()
         memory = fused.CompiledMemory(peak, 0, peak, "cpp_fused_gelu_0")

@@ -28,7 +28,9 @@ class AgainAtAllSizes(Again):
 
     takes_sizes = True
 
-    def carried(self, planned: GraphRecord, graph: Graph, schedule: Schedule) -> GraphRecord | None:
+    def carried(
+        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
+    ) -> GraphRecord | None:
         return None if schedule == plain_run(graph) else GraphRecord.of(graph, schedule, simulate(graph, schedule))
 
 
@@ -271,3 +273,24 @@ def test_inputs_that_are_views_of_what_is_no_input_are_captured_with_symbols(cap
     assert record is not None
     assert len(record.graphs) == 2, "the others run by the second"
     assert "cannot be captured as symbols" not in caplog.text
+
+
+def test_a_plan_that_moves_tensors_to_the_host_runs_at_all_sizes() -> None:
+    model, twin = twins(lambda: MLP(depth=4, width=32))
+    options: dict[str, Any] = {"planner": "pofo", "device": "h100", "link_bandwidth": "1000GB/s"}
+    planned(model, budget="60%", offload=True, **options)
+    for size in (64, 48, 40, 20, 61):
+        x = torch.randn(size, 32)
+        for each in (model, twin):
+            each.zero_grad()
+            torch.autograd.backward(each(x))
+        assert same(gradients(model), gradients(twin))
+        model.zero_grad()
+        peak = peak_of(lambda x=x: model(x).backward(), "cpu")  # type: ignore[misc]
+        ran = plan_of(model).last
+        assert ran is not None
+        assert ran.predicted_peak_bytes <= (ran.budget_bytes or 0)
+        assert peak == pytest.approx(ran.predicted_peak_bytes - ran.fixed_bytes, abs=64)
+    first, second = plan_of(model).graphs
+    moved = [first, *(plan for plan in second.carried if plan.calls)]
+    assert [plan.schedule.has_transfers for plan in moved] == [True, True, True, False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -66,8 +67,12 @@ def test_model_that_breaks_into_several_graphs_is_refused_with_the_line() -> Non
     assert isinstance(error.value.inner_exception, GraphError)
 
 
-def test_fused_kernels_take_no_symbols() -> None:
-    x = torch.randn(4, 16)
-    torch._dynamo.mark_dynamic(x, 0)
-    with pytest.raises(BackendCompilerFailed, match="planned for one shape of the inputs"):
-        compiled(MLP(), {**BUDGET, "fused": True})(x)
+def test_fused_kernels_of_one_capture_run_at_all_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    model, twin = twins(MLP)
+    run = compiled(model, {**BUDGET, "fused": True})
+    with caplog.at_level(logging.INFO, "remat"):
+        for size in (4, 6):
+            x = torch.randn(size, 16)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(run(x), twin(x))
+    assert sum(record.message.startswith("planned ") for record in caplog.records) == 1
