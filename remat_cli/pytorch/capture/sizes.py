@@ -23,7 +23,7 @@ from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.places import readable, root_of
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import without_modes
-from remat_cli.pytorch.unstable.fakes import FakeTensor, FakeTensorMode
+from remat_cli.pytorch.unstable.fakes import FakeTensor, FakeTensorMode, is_object
 from remat_cli.pytorch.unstable.joint_graphs import input_index
 from remat_cli.pytorch.unstable.tensors import storage_key
 
@@ -177,6 +177,8 @@ class Sizes:
 
     def without_data(self, value: Any, values: Values) -> Any:
         """Return a symbolic value at these sizes: a number, or a tensor on the device "meta"."""
+        if is_object(value):
+            return value
         at = self._at(values)
         if not isinstance(value, torch.Tensor):
             return _number(_expression(value), at)
@@ -192,6 +194,16 @@ def put_symbols_back(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if _AT_ANY in node.meta:
             node.meta["val"] = node.meta[_AT_ANY]
+
+
+def meta_with(change: Callable[[torch.Tensor], torch.Tensor], node: fx.Node) -> dict[str, Any]:
+    """Return the meta of a node that makes a changed value of another node, at its sizes and with symbols.
+
+    Args:
+        change: changes a fake tensor.
+        node: the other node.
+    """
+    return {key: change(node.meta[key]) for key in ("val", _AT_ANY) if key in node.meta}
 
 
 def with_strides(fake: Any, strides: Sequence[Any] | None) -> Any:

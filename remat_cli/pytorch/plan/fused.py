@@ -34,7 +34,7 @@ from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.programs.pieces import CompiledPieces
 from remat_cli.pytorch.programs.program import halves
-from remat_cli.pytorch.programs.slots import PassFunctions, unchecked
+from remat_cli.pytorch.programs.slots import PassFunctions
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, without_modes
 from remat_cli.pytorch.unstable.inductor import CompiledGraph
@@ -108,7 +108,7 @@ class CompiledPasses:
         """Return the functions that run both passes of the joint graph."""
         passes = halves(joint, self.planned.schedule)
         run_back = leaving_out(passes.backward, self.backward.run)
-        return PassFunctions(self.forward.run, run_back, unchecked(joint, passes.saved))
+        return PassFunctions.of(joint, passes.saved, self.forward.run, run_back)
 
     @property
     def kernels(self) -> int:

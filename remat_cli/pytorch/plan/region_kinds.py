@@ -41,7 +41,7 @@ from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
 from remat_cli.pytorch.plan.choice import structure_fault
 from remat_cli.pytorch.plan.described import Described, DescribedShard
-from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan
+from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.rehearsal import RegionCall
@@ -121,7 +121,7 @@ class Captures:
             fused: joint graphs have the ops that inductor fuses.
         """
         self.hold_elsewhere = False
-        self._takes_sizes = takes_sizes and not fused
+        self._takes_sizes = takes_sizes
         self._fused = fused
         self._former: dict[str, RegionCall] = {}  # of the step before, by name
         self._guarded: dict[object, GuardedCaptures] = {}  # that take sizes, by function and place
@@ -152,8 +152,9 @@ class Captures:
             reach = partial(_reached, call, mode, twin)
             group = None
             is_shared = function is getattr(twin.forward, "__func__", None)
-            if self._takes_sizes and self._former and is_shared and not call.is_split:
-                guarded = self._guarded.setdefault(key, GuardedCaptures(_called(function), gradients, takes_sizes=True))
+            if self._takes_sizes and self._former and is_shared:
+                symbolic = GuardedCaptures(_called(function), gradients, takes_sizes=True, fused=self._fused)
+                guarded = self._guarded.setdefault(key, symbolic)
                 with suppress(GraphError):  # then it is captured for these sizes alone
                     reach(guarded, *before)  # torch sees by it what differs
                     group = self._sized(guarded, reach(guarded, *now), _called(function))
@@ -257,6 +258,19 @@ class SizedKind:
         """Run a region by one of the plans."""
         return self.region.run(self.plans[plan_index], self.values, module, args, kwargs)
 
+    def is_compiled(self, plan_index: int) -> bool:
+        """Return whether a plan has compiled kernels."""
+        return self.region.kernels is not None and self.plans[plan_index] in self.region.kernels
+
+    def compiled(self, plan_index: int) -> CompiledPasses | None:
+        """Return the compiled kernels of a plan for these sizes; None if eager's kernels run.
+
+        Raises:
+            RematError: see `RegionKernels.of`.
+        """
+        kernels = self.region.kernels
+        return None if kernels is None else kernels.of(self.plans[plan_index], self.values)
+
     def points_at(self, values: Values) -> tuple[CurvePoint, ...]:
         """Return the plans at other sizes, as measured by the judge."""
         sizes = self.sizes.bytes_at(self.planned_at, values)
@@ -275,7 +289,7 @@ class RegionKind:
         gradients: outputs with a gradient.
         points: their plans, the plain one first.
         sized: runs them at many sizes; None for a capture of their sizes alone.
-        captured: the planned graph, if inductor's kernels will run; None: eager's kernels run.
+        captured: the planned graph, if inductor's kernels will run at its sizes alone; else None.
         compiled: compiled plans by place.
         forward_context: entered while a forward pass runs.
         at_forward: called at the beginning of a forward pass with all that it is given.
@@ -331,23 +345,40 @@ class RegionKind:
             self._run = None
         self.used |= used
 
-    def compile(self, plan_index: int) -> None:
-        """Compile a plan's kernels, which tell the plan's memory.
+    def has(self, plan_index: int) -> bool:
+        """Return whether the memory of a plan's kernels is known."""
+        return plan_index in self.compiled
+
+    def compile(self, plan_index: int) -> bool:
+        """Take the memory of a plan's kernels; compile the plan if it has none.
 
         Args:
             plan_index: place of the plan.
+
+        Returns:
+            Whether the plan was compiled.
 
         Raises:
             GraphError: inductor does not compile the plan.
             UsageError: there is no compiler.
         """
-        assert self.captured is not None
-        with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
-            joint = Joint.of(self.captured)
-            compiled = compiled_plan(joint, self.points[plan_index].planned, self.captured.forward_outputs)
+        point, is_new = self.points[plan_index], True
+        if self.sized is not None:
+            is_new = not self.sized.is_compiled(plan_index)
+            compiled = self.sized.compiled(plan_index)
+            assert compiled is not None
+            memory = compiled.memory_at(self.values)
+            planned = replace(point.planned, predicted_peak_bytes=point.planned.graph.fixed_bytes + memory.peak)
+        else:
+            assert self.captured is not None
+            with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
+                joint = Joint.of(self.captured)
+                compiled = compiled_plan(joint, point.planned, self.captured.forward_outputs)
+            memory, planned = compiled.memory, compiled.planned
         self.compiled[plan_index] = compiled
-        point = self.points[plan_index].taking(compiled.planned, compiled.memory)
+        point = point.taking(planned, memory)
         self.points = (*self.points[:plan_index], point, *self.points[plan_index + 1 :])
+        return is_new
 
     def run(self, plan_index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a region.
@@ -402,20 +433,9 @@ class RegionKind:
             run, run_back = boxed(forward), boxed_backward(backward)
         else:
             fused = self.compiled.get(plan_index)
-            if fused is None or not is_planned or _given_of(captured) != _given_of(self.captured):
+            if fused is None or not is_planned or given_to(captured) != given_to(self.captured):
                 planned = GraphRecord.of(graph, schedule, simulate(graph, schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self, (forward, run), (backward, run_back), is_planned=is_planned)
         return forward, backward
-
-
-def _given_of(captured: Captured) -> list[object]:
-    """Return the facts about a joint graph's inputs that kernels depend on."""
-    given = (node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder"))
-    return [
-        (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
-        if isinstance(value, torch.Tensor)
-        else value
-        for value in given
-    ]

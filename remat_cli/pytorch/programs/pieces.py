@@ -71,6 +71,8 @@ class CompiledPieces:
         self._given = list(module.graph.find_nodes(op="placeholder"))
         self.inputs = [node.meta["val"] for node in self._given]
         self._fakes: _Values = dict(zip(self._given, self.inputs, strict=True))
+        # Shapes are made of them, so each piece is given all.
+        self._sizes = [node for node in self._given if isinstance(node.meta["val"], torch.SymInt)]
         (outputs,) = module.graph.output_node().args
         assert isinstance(outputs, tuple)
         self._outputs: Sequence[Any] = outputs
@@ -163,7 +165,8 @@ class CompiledPieces:
         """Compile a piece; return None if nothing in it has an effect."""
         within = set(nodes)
         sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes)
-        inputs = tuple(node for node in sources if node not in within and node.op != "get_attr")
+        read = [node for node in sources if node not in within and node.op != "get_attr"]
+        inputs = tuple(dict.fromkeys((*self._sizes, *read)))
         outputs = tuple(node for node in nodes if node.op != "get_attr" and not within.issuperset(node.users))
         if not outputs and not any(node.is_impure() for node in nodes):
             return None

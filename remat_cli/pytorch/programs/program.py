@@ -26,6 +26,7 @@ from remat_cli.pytorch.capture import recurrent
 from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.ops import tensors_of
+from remat_cli.pytorch.capture.sizes import meta_with
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.group_norm import AS_EAGER
 from remat_cli.pytorch.unstable.dispatch import without_modes
@@ -249,7 +250,7 @@ class _Half:
     def host_input(self, node: fx.Node) -> None:
         """Add an input for the host copy of a value."""
         copy = self.graph.placeholder(f"{node.name}_on_host")
-        copy.meta = {"val": _on_host(node.meta["val"])}
+        copy.meta = meta_with(_on_host, node)
         self.hosts[node] = copy
 
     def run(self, steps: Iterable[Step]) -> None:
@@ -296,7 +297,7 @@ class _Half:
                 transfers.in_memory_of, (self.hosts[first], self.values[value])
             )
         for value in (first, *others):
-            self.hosts[value].meta["val"] = _on_host(value.meta["val"])
+            self.hosts[value].meta |= meta_with(_on_host, value)
 
     def prefetch(self, first: fx.Node, *others: fx.Node) -> None:
         """Add a copy back from the host of these values' memory."""

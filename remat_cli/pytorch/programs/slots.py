@@ -1,8 +1,9 @@
 """Several plans behind two graphs that torch captures once.
 
-Plans save different tensors for the backward pass. torch's runtime keeps any number of them, except unchecked tensors,
-whose memory changes in the step: their number is fixed, so missing ones are empty. The first saved tensor is a
-*ticket*: an empty tensor whose shape has the number of the plan.
+Plans save different tensors for the backward pass. torch's runtime keeps any number of them, except of two kinds:
+unchecked tensors, whose memory changes in the step, and objects, such as the mesh of a DTensor. Their numbers are
+fixed, so empty tensors and one of the objects stand for missing ones. The first saved tensor is a *ticket*: an empty
+tensor whose shape has the number of the plan.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from remat_cli.pytorch.capture.joint_capture import (
 )
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.programs.program import halves
+from remat_cli.pytorch.unstable.fakes import is_object
 from remat_cli.pytorch.unstable.joint_graphs import boxed, save_without_version_check
 
 
@@ -37,12 +39,25 @@ class PassFunctions:
     Attributes:
         forward: runs the forward pass; takes primals and sizes.
         backward: runs the backward pass; takes sizes, saved values, and incoming gradients.
-        unchecked: number of saved tensors that change in the step; they come last.
+        unchecked: number of saved tensors that change in the step; they come after all others.
+        objects: number of saved objects; they come last.
     """
 
     forward: Callable[[list[Any]], Any]
     backward: Callable[[list[Any]], Any]
     unchecked: int
+    objects: int
+
+    @classmethod
+    def of(
+        cls,
+        joint: Joint,
+        saved: Sequence[fx.Node],
+        forward: Callable[[list[Any]], Any],
+        backward: Callable[[list[Any]], Any],
+    ) -> PassFunctions:
+        """Return the functions of a plan that saves these values of a joint graph."""
+        return cls(forward, backward, _unchecked(joint, saved), len(_objects(saved)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +81,17 @@ def pass_functions(joint: Joint, schedule: Schedule) -> PassFunctions:
         schedule: the schedule.
     """
     passes = halves(joint, schedule)
-    return PassFunctions(boxed(passes.forward), boxed_backward(passes.backward), unchecked(joint, passes.saved))
+    return PassFunctions.of(joint, passes.saved, boxed(passes.forward), boxed_backward(passes.backward))
 
 
-def unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
+def _unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
     """Return how many values are in memory that the step changes."""
     return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
+
+
+def _objects(values: Sequence[fx.Node]) -> list[int]:
+    """Return the places of values that are objects."""
+    return [place for place, node in enumerate(values) if is_object(node.meta.get("val"))]
 
 
 class Slots:
@@ -82,7 +102,7 @@ class Slots:
     """
 
     def __init__(self, given: Captured, joint: Joint) -> None:
-        """Reserve places for all tensors that change in the step.
+        """Reserve places for all tensors that change in the step, and for all objects.
 
         Args:
             given: the graph from torch.
@@ -92,7 +112,8 @@ class Slots:
         self._given = replace(given, primals=())  # the first call's primals would stay in memory
         self._tangents = len(tangents_of(given.module.graph))
         forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
-        self._unchecked = unchecked(joint, [*joint.inputs, *forward])
+        self._unchecked = _unchecked(joint, [*joint.inputs, *forward])
+        self._objects = _objects(primals_of(given.module.graph))  # places among the primals
 
     def add(self, entry: Entry) -> int:
         """Add an entry; return its number."""
@@ -105,12 +126,14 @@ class Slots:
         Return the outputs, the ticket and the saved values.
         """
         entry = self.entries[number]
+        functions = entry.pass_functions
+        objects = [args[place] for place in self._objects[functions.objects :]]
         given = [*args, *entry.numbers]
         args.clear()
-        made = entry.pass_functions.forward(given)
-        outputs, last = self._given.forward_outputs, len(made) - entry.pass_functions.unchecked
-        missing = [torch.empty(0)] * (self._unchecked - entry.pass_functions.unchecked)
-        return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:]
+        made = functions.forward(given)
+        outputs, last = self._given.forward_outputs, len(made) - functions.unchecked - functions.objects
+        missing = [torch.empty(0)] * (self._unchecked - functions.unchecked)
+        return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:], *objects
 
     def backward(self, args: list[Any]) -> Any:
         """Run the backward pass; return the gradients.
@@ -118,11 +141,17 @@ class Slots:
         The arguments are the ticket, the saved values and incoming gradients.
         """
         entry = self.entries[args[0].shape[1]]
+        functions = entry.pass_functions
         tangents = len(args) - self._tangents
-        last = tangents - entry.pass_functions.unchecked
-        given = [*entry.numbers, *args[1 : tangents - self._unchecked], *args[last:]]
+        objects = tangents - len(self._objects)
+        saved = [
+            *args[1 : objects - self._unchecked],
+            *args[objects - functions.unchecked : objects + functions.objects],
+        ]
+        given = [*entry.numbers, *saved, *args[tangents:]]
+        del saved
         args.clear()
-        return entry.pass_functions.backward(given)
+        return functions.backward(given)
 
     def interface(
         self, run_forward: Callable[[list[Any]], Any], run_backward: Callable[[list[Any]], Any]
@@ -136,10 +165,11 @@ class Slots:
     def _forward_interface(self) -> fx.GraphModule:
         """Return the forward graph: primals in, results out.
 
-        The results are the outputs, the ticket and tensors that change in the step.
+        The results are the outputs, the ticket, tensors that change in the step, and objects.
         """
         given, graph = self._given, fx.Graph()
-        for primal in primals_of(given.module.graph):
+        primals = primals_of(given.module.graph)
+        for primal in primals:
             _input(graph, primal)
         outputs = [_output(graph, value) for value in outputs_of(given.module.graph)[: given.forward_outputs]]
         for place in range(1 + self._unchecked):
@@ -148,17 +178,21 @@ class Slots:
             if place:
                 save_without_version_check(slot)
             outputs.append(slot)
+        outputs += [_output(graph, primals[place]) for place in self._objects]
         graph.output(tuple(outputs))
         return fx.GraphModule(given.module, graph)
 
     def _backward_interface(self) -> fx.GraphModule:
         """Return the backward graph: ticket and tangents in, gradients out.
 
-        Tensors that change in the step are inputs, too.
+        Tensors that change in the step and objects are inputs, too.
         """
         given, graph = self._given, fx.Graph()
         for name in ("ticket", *(f"changed_{place}" for place in range(self._unchecked))):
             graph.placeholder(name).meta = {"val": _empty(given)}
+        primals = primals_of(given.module.graph)
+        for place in self._objects:
+            _input(graph, primals[place])
         for tangent in tangents_of(given.module.graph):
             _input(graph, tangent)
         graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))

@@ -61,7 +61,7 @@ from remat_cli.pytorch.plan.record import PlanRecord, beyond, notify, waited
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.rehearsal import RegionCall, Rehearsal, RunsOnce, checkpointed, named_call
-from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule
+from remat_cli.pytorch.plan.sized_region import RegionKernels, SizedRegion, SizedSchedule
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.run.attached import attach, attached_call, detach
 from remat_cli.pytorch.run.call import check_not_sharded
@@ -823,11 +823,9 @@ class RegionsCall:
             new: set[tuple[RegionKind, int]] = set()
             if self.fused:
                 places = (plan.step.smallest(free) if choice is None else choice).places
-                new = {
-                    (kind, plan_index)
-                    for kind, plan_index in zip(plan.kinds, places, strict=True)
-                    if plan_index not in kind.compiled
-                }
+                new = {(kind, place) for kind, place in zip(plan.kinds, places, strict=True) if not kind.has(place)}
+                if choice is None and not new:  # kernels of another plan may take less than the plan tells
+                    new = {(kind, at) for kind in plan.kinds for at in range(len(kind.points)) if not kind.has(at)}
             try:
                 for kind, plan_index in new if refusal is None else ():
                     self._compile(kind, plan_index)
@@ -840,8 +838,7 @@ class RegionsCall:
     def _compile(self, kind: RegionKind, plan_index: int) -> None:
         """Compile one of the plans of a region."""
         with self.source.waiting.phase(COMPILING):
-            kind.compile(plan_index)
-        self._compiled += 1
+            self._compiled += kind.compile(plan_index)
         spent = self.source.waiting.spent_ns[COMPILING]
         self.record.waited_ns[COMPILING] = spent
         times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
@@ -958,7 +955,9 @@ class RegionsCall:
     def _sized_region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
         """Return the runner of regions of one capture at many sizes."""
         if group.captured not in self._sized:
-            region = SizedRegion(call.path, group.function, self._gradients(call), group.seen)
+            assert group.sizes is not None
+            kernels = RegionKernels(group.sizes) if self.fused else None
+            region = SizedRegion(call.path, group.function, self._gradients(call), group.seen, kernels)
             region.forward_context, region.at_backward = self._watch.looking, self._watch.backward_begins
             region.at_forward = self._note_given
             region.on_mismatch = partial(self._ran_unplanned, call.path)

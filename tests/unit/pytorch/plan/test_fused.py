@@ -163,8 +163,8 @@ def test_a_compiled_plan_moves_tensors_only_where_that_takes_less_time(
     source = Moving(recomputed=recomputed, moved=moved)
     made: list[fused.CompiledPasses] = []
 
-    def corrected(given: ScheduleSource, *rest: Any) -> fused.CompiledPasses:
-        plan = given.planned(*rest)
+    def corrected(given: ScheduleSource, joint: Any, captured: Any, modules: Any, _: Any) -> fused.CompiledPasses:
+        plan = given.planned(joint, captured, modules)
         graphs: Any = type("Graph", (), {"kernels": ["moved" if given is source else "recomputed"]})()
         memory = fused.CompiledMemory(0, 0, 0, "")
         made.append(fused.CompiledPasses(plan, graphs, graphs, memory, keeps_order=False))

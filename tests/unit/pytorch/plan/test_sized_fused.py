@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +76,12 @@ def test_kernels_that_do_not_hold_at_a_size_are_compiled_for_it_alone(monkeypatc
     assert len(list(plans_at(model, twin, iter([(8, 24), (8, 16), (8, 20), (8, 18), (8, 20)])))) == 5
     alone = [graph for graph in plan_of(model).graphs if graph.inputs["x"] == (8, 20, 16)]
     assert [(graph.calls, graph.carried) for graph in alone] == [(4, [])]
+
+
+def test_kernels_between_copies_to_the_host_run_at_all_sizes() -> None:
+    model, twin = twins(Wide)
+    moves: dict[str, Any] = {"offload": True, "device": "h100", "link_bandwidth": "12GB/s"}
+    planned(model, budget="45%", fused=True, regions=None, options={"time_limit": 0.5}, **moves)
+    ran = list(plans_at(model, twin, iter([(8, 24), (8, 16), (8, 23)])))
+    assert len(plan_of(model).graphs) == 2
+    assert [plan.schedule.has_transfers for plan in ran] == [True, True, True]

@@ -14,6 +14,7 @@ from torch import nn
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.described import Inputs
 from remat_cli.pytorch.plan.region_kinds import Captures
+from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_region import SizedRegion
 from remat_cli.torch import planned
 from tests.unit.pytorch.run.test_regions import Masked, by_regions, fixed_bytes, record_of, same, step
@@ -38,6 +39,40 @@ def test_a_loop_over_lengths_captures_twice_and_plans_for_the_largest(monkeypatc
     assert not record.unplanned
     assert len(divided) == 1, "all sizes but the first run by one capture"
     assert "3 plans for inputs of different sizes" in str(record)
+
+
+class Tanhs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().sum()
+
+
+def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    divided, compiled = [], []
+    divide, compile_at = SizedRegion._divide, SizedKernels.compiled
+    monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        SizedKernels,
+        "compiled",
+        lambda self, plan, sized: compiled.append(sized.values) or compile_at(self, plan, sized),  # type: ignore[func-returns-value]
+    )
+    eager = Tanhs().train()
+    model = by_regions(copy.deepcopy(eager), "80%", "blocks.*", fused=True)
+    for rows in (40, 48, 47, 41, 48):
+        x = (torch.randn(rows, 8),)
+        torch.testing.assert_close(step(model, x), step(eager, x))
+    record = record_of(model)
+    assert not record.unplanned
+    assert max(record.measured_peak_bytes) <= record.budget_bytes
+    assert len(divided) == 2, "the first block's input needs no gradient"
+    assert set(compiled) == {(48,)}, "kernels of the second call run at all later sizes"
 
 
 def test_the_peak_at_each_length_is_within_the_budget_and_where_planned_the_predicted_one() -> None:

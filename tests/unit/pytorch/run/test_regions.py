@@ -120,8 +120,10 @@ OPTIONS = {"time_limit": 0.3}
 IS_OLD = TorchVersion(torch.__version__) < "2.13"
 
 
-def by_regions(model: nn.Module, budget: str | int, regions: Any, device: str | None = None) -> nn.Module:
-    return planned(model, budget=budget, regions=regions, options=OPTIONS, device=device)
+def by_regions(
+    model: nn.Module, budget: str | int, regions: Any, device: str | None = None, *, fused: bool = False
+) -> nn.Module:
+    return planned(model, budget=budget, regions=regions, options=OPTIONS, device=device, fused=fused)
 
 
 def record_of(model: nn.Module) -> RegionsRecord:
