@@ -25,7 +25,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import RematError
-from remat_cli.pytorch.run.regions import RegionsRecord, repeated_blocks
+from remat_cli.pytorch.capture.regions import repeated_blocks
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.unstable.front_end import with_own_code
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes

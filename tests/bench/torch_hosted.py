@@ -25,10 +25,10 @@ from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.described import described
 from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, NOTHING, CurvePoint, WholeStep
+from remat_cli.pytorch.plan.region_curve import curve_of
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.rehearsal import Moment, RegionCall
 from remat_cli.pytorch.run.planned import source_within
-from remat_cli.pytorch.run.regions import curve_of
 from remat_cli.units import format_bytes, format_share
 
 LAYERS, WIDTH, INNER, HEADS, GROUPS, HEAD = 32, 4096, 14336, 32, 8, 128

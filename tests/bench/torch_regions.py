@@ -19,7 +19,8 @@ from rich.table import Table
 from torch import nn
 
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.run.regions import RegionsRecord, repeated_blocks
+from remat_cli.pytorch.capture.regions import repeated_blocks
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused

@@ -95,7 +95,7 @@ def check_not_offloaded(module: nn.Module) -> None:
             )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranks:
     """The ranks of a sharded model; without shards this one alone.
 
@@ -107,14 +107,12 @@ class Ranks:
     groups: Sequence[Any] = ()
     device: str = "cpu"
 
-    @classmethod
-    def of(cls, module: nn.Module) -> Ranks:
-        """Return the ranks of a model."""
+    def meet(self, module: nn.Module) -> None:
+        """Find the ranks of a model once it is sharded."""
         meshes = [part.device_mesh for part in parameters_at_rest(module) if isinstance(part, DTensor)]
-        if not meshes:
-            return cls()
-        groups = list(dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups()))
-        return cls(groups, _device_to_ask_on(groups, meshes[0].device_type))
+        if meshes and not self.groups:
+            self.groups = list(dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups()))
+            self.device = _device_to_ask_on(self.groups, meshes[0].device_type)
 
     def most(self, *values: int) -> list[int]:
         """Return the largest of each of these values on any rank."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -46,7 +46,7 @@ from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized import resized
-from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule, watch_runs
+from remat_cli.pytorch.plan.sized_region import RegionHooks, SizedRegion, SizedSchedule, watch_runs
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
@@ -291,10 +291,7 @@ class RegionKind:
         sized: runs them at many sizes; None for a capture of their sizes alone.
         captured: the planned graph, if inductor's kernels will run at its sizes alone; else None.
         compiled: compiled plans by place.
-        forward_context: entered while a forward pass runs.
-        at_forward: called at the beginning of a forward pass with all that it is given.
-        at_backward: called at the beginning of a backward pass.
-        on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
+        hooks: called around their passes.
         used: places of the used plans.
     """
 
@@ -305,10 +302,7 @@ class RegionKind:
     sized: SizedKind | None = None
     captured: Captured | None = None
     compiled: dict[int, CompiledPasses] = field(default_factory=dict)
-    forward_context: Callable[[], Any] = nullcontext
-    at_forward: Callable[[list[Any]], None] = lambda given: None
-    at_backward: Callable[[], None] = lambda: None
-    on_mismatch: Callable[[], None] = lambda: None
+    hooks: RegionHooks = field(default_factory=RegionHooks)
     used: frozenset[int] = frozenset()
     _plan_index: int = 0
     _run: Callable[..., Any] | None = None
@@ -437,5 +431,5 @@ class RegionKind:
                 planned = GraphRecord.of(graph, schedule, simulate(graph, schedule))
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
-        watch_runs(self, (forward, run), (backward, run_back), is_planned=is_planned)
+        watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=is_planned)
         return forward, backward

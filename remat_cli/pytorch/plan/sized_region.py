@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import fx, nn
 
@@ -43,6 +43,25 @@ class SizedSchedule:
     values: Values
     graph: Graph
     schedule: Schedule
+
+
+@dataclass(frozen=True)
+class RegionHooks:
+    """Functions that are called around the passes of regions.
+
+    Attributes:
+        forward_context: makes the context of a forward pass.
+        at_forward: called at the beginning of a forward pass with all that it is given.
+        at_backward: called at the beginning of a backward pass.
+        on_mismatch: called with a region's name if it differs from the planned one, and runs by the plain schedule.
+        on_larger: called with its name if it is larger than in the rehearsal.
+    """
+
+    forward_context: Callable[[], Any] = nullcontext
+    at_forward: Callable[[list[Any]], None] = lambda given: None
+    at_backward: Callable[[], None] = lambda: None
+    on_mismatch: Callable[[str], None] = lambda name: None
+    on_larger: Callable[[str], None] = lambda name: None
 
 
 class RegionKernels:
@@ -91,11 +110,8 @@ class SizedRegion:
 
     Attributes:
         name: name of the first region.
-        forward_context: entered while a forward pass runs.
-        at_forward: called at the beginning of a forward pass with all that it is given.
-        at_backward: called at the beginning of a backward pass.
-        on_mismatch: called if a region differs from the planned one, and runs by the plain schedule.
-        on_larger: called if a region is larger than in the rehearsal.
+        hooks: called around their passes.
+        kernels: compiles the plans; None: eager's kernels run.
     """
 
     def __init__(
@@ -104,6 +120,7 @@ class SizedRegion:
         function: Callable[..., Any],
         gradients: OutputGradients,
         seen: SeenSizes,
+        hooks: RegionHooks,
         kernels: RegionKernels | None = None,
     ) -> None:
         """Begin with no plan.
@@ -113,14 +130,10 @@ class SizedRegion:
             function: forward function of the regions, which takes the module first.
             gradients: outputs with a gradient.
             seen: sizes that torch has seen in calls.
+            hooks: called around their passes.
             kernels: compiles the plans; None: eager's kernels run.
         """
-        self.name, self.kernels = name, kernels
-        self.forward_context: Callable[[], Any] = nullcontext
-        self.at_forward: Callable[[list[Any]], None] = lambda given: None
-        self.at_backward: Callable[[], None] = lambda: None
-        self.on_mismatch: Callable[[], None] = lambda: None
-        self.on_larger: Callable[[], None] = lambda: None
+        self.name, self.hooks, self.kernels = name, hooks, kernels
         self._run = compiled(
             function,
             self._divide,
@@ -163,38 +176,19 @@ class SizedRegion:
         if self.kernels is not None:
             fused = compiled_plan(joint, _planned(graph, plain_run(graph)), captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
-        watch_runs(self, (forward, run), (backward, run_back), is_planned=False)
+        watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=False)
         return forward, backward
-
-
-class Watched(Protocol):
-    """The callbacks of a region: around forward passes, at backward passes, and at runs without a plan."""
-
-    @property
-    def forward_context(self) -> Callable[[], Any]:
-        """Makes the context of a forward pass."""
-
-    @property
-    def at_forward(self) -> Callable[[list[Any]], None]:
-        """Called at the begin of a forward pass with all that it is given."""
-
-    @property
-    def at_backward(self) -> Callable[[], None]:
-        """Called at the begin of a backward pass."""
-
-    @property
-    def on_mismatch(self) -> Callable[[], None]:
-        """Called at a run without a plan."""
 
 
 _Pass = tuple[fx.GraphModule, Callable[[list[Any]], Any]]
 
 
-def watch_runs(region: Watched, forward: _Pass, backward: _Pass, *, is_planned: bool) -> None:
-    """Have torch run a region's two passes, with the callbacks of the region.
+def watch_runs(hooks: RegionHooks, name: str, forward: _Pass, backward: _Pass, *, is_planned: bool) -> None:
+    """Have torch run a region's two passes, with hooks around them.
 
     Args:
-        region: the region.
+        hooks: the hooks.
+        name: name of the region.
         forward: the graph of the forward pass, and the function that runs it.
         backward: the same of the backward pass.
         is_planned: the passes are those of a plan, not of the plain schedule.
@@ -203,13 +197,13 @@ def watch_runs(region: Watched, forward: _Pass, backward: _Pass, *, is_planned: 
 
     def noted(args: list[Any]) -> Any:
         if not is_planned:
-            region.on_mismatch()
-        region.at_forward(args)
-        with region.forward_context():
+            hooks.on_mismatch(name)
+        hooks.at_forward(args)
+        with hooks.forward_context():
             return run(args)
 
     def noted_back(args: list[Any]) -> Any:
-        region.at_backward()
+        hooks.at_backward()
         return run_back(args)
 
     run_by(forward[0], noted)
@@ -243,15 +237,15 @@ class _Runs:
             runs = self._functions_at(plan, values)
             number = self._numbers[plan, values] = self._slots.add(Entry(runs, self._sizes.numbers(values)))
         if self._functions[plan] is None:
-            self._region.on_mismatch()
+            self._region.hooks.on_mismatch(self._region.name)
         elif not self._fits(values, most):
-            self._region.on_larger()
-        self._region.at_forward(args)
-        with self._region.forward_context():
+            self._region.hooks.on_larger(self._region.name)
+        self._region.hooks.at_forward(args)
+        with self._region.hooks.forward_context():
             return self._slots.forward(number, args)
 
     def run_backward(self, args: list[Any]) -> Any:
-        self._region.at_backward()
+        self._region.hooks.at_backward()
         return self._slots.backward(args)
 
     def _fits(self, values: Values, most: Values) -> bool:

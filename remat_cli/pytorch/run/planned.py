@@ -15,12 +15,13 @@ from remat_cli.config import Request, load_device, load_measurements, named_plan
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
+from remat_cli.pytorch.capture.regions import repeated_blocks
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
-from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record, repeated_blocks
+from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
 from remat_cli.pytorch.unstable.modules import uncompiled
 from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
 

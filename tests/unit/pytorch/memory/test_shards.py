@@ -284,7 +284,8 @@ def test_ranks_ask_over_the_host_where_they_can() -> None:
 
 
 def test_one_process_alone_asks_nobody() -> None:
-    ranks = Ranks.of(Stack())
+    ranks = Ranks()
+    ranks.meet(Stack())
     assert (ranks.most(1, 2), ranks.all("x")) == ([1, 2], ["x"])
     with pytest.raises(UsageError, match="mine"):
         ranks.all_or_none(UsageError("mine"))

@@ -64,13 +64,15 @@ def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths
         lambda self, plan, sized: compiled.append(sized.values) or compile_at(self, plan, sized),  # type: ignore[func-returns-value]
     )
     eager = Tanhs().train()
-    model = by_regions(copy.deepcopy(eager), "80%", "blocks.*", fused=True)
+    model = by_regions(copy.deepcopy(eager), "90%", "blocks.*", "h100", fused=True)
     for rows in (40, 48, 47, 41, 48):
         x = (torch.randn(rows, 8),)
         torch.testing.assert_close(step(model, x), step(eager, x))
+        model.zero_grad()
+        peak = fixed_bytes(model, x) + peak_of(lambda x=x: model(*x).backward(), "cpu")  # type: ignore[misc]
+        assert peak <= record_of(model).predicted_peak_bytes + 64
     record = record_of(model)
     assert not record.unplanned
-    assert max(record.measured_peak_bytes) <= record.budget_bytes
     assert len(divided) == 2, "the first block's input needs no gradient"
     assert set(compiled) == {(48,)}, "kernels of the second call run at all later sizes"
 

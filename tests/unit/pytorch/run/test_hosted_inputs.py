@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remat_cli.pytorch.run.regions import RegionsRecord
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
 
 WIDTH, ROWS = 32, 2048

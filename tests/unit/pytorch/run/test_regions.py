@@ -31,8 +31,8 @@ from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.fused import CompiledMemory, CompiledPasses
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.programs.program import divided
-from remat_cli.pytorch.run.regions import RegionsRecord
 from remat_cli.pytorch.unstable.joint_graphs import boxed
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import GPT, Block
@@ -720,7 +720,7 @@ def test_choice_is_a_schedule_that_the_judge_replays() -> None:
     by_regions(model, "90%", "blocks.*")
     step(model, given)
     call = model.__dict__["_remat_regions"].call
-    (plan,) = call._plans.values()
+    (plan,) = call._plans._choices
     points = list(record_of(model).points.values())
     graph = plan.step.graph(points, 0)
     assert [op.name for op in graph.ops if op.type == "Region"] == [

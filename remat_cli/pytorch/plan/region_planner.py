@@ -1,0 +1,97 @@
+"""Plans for each kind of region: those that keep less and less, or those of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat_cli.core.link import Link
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.sizes import Values
+from remat_cli.pytorch.plan.region_curve import curve_of
+from remat_cli.pytorch.plan.region_kinds import CallGroup, RegionKind, SizedKind, shared_forward
+from remat_cli.pytorch.plan.region_request import RegionRequest
+from remat_cli.pytorch.plan.rehearsal import RegionCall
+from remat_cli.pytorch.plan.rehearsing import RehearsedStep
+from remat_cli.pytorch.plan.sized_region import RegionHooks, RegionKernels, SizedRegion, SizedSchedule
+
+_NEAR = 0.5  # plans are reused if the peak of a region differs by no more than this factor
+
+
+class RegionPlanner:
+    """Measures and plans each kind of region once.
+
+    Attributes:
+        link: link to the host, as in the last kind's request.
+    """
+
+    def __init__(self, request: RegionRequest, hooks: RegionHooks) -> None:
+        self._request, self._hooks = request, hooks
+        self.link: Link | None = None
+        self._sized: dict[Captured, SizedRegion] = {}
+        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
+
+    def kinds(self, step: RehearsedStep) -> list[RegionKind]:
+        """Return the kind of each call of a step.
+
+        Raises:
+            RematError: a kind cannot be measured, or a file's plans are for another.
+        """
+        calls = step.rehearsal.calls
+        kinds: dict[int, RegionKind] = {}
+        for group in step.groups:
+            kind = self._kind(calls[group.calls[0]], group, [calls[place].name for place in group.calls])
+            kinds.update(dict.fromkeys(group.calls, kind))
+        return [kinds[place] for place in range(len(calls))]
+
+    def _kind(self, call: RegionCall, group: CallGroup, names: Sequence[str]) -> RegionKind:
+        """Return the kind for a call's region, with its plans.
+
+        The plans keep less and less, the plain one first; or they are those of a file.
+        """
+        region, sized = None, None
+        if group.sizes is not None:
+            region = self._sized_region(call, group)
+            if (former := self._former_kind(region, group.values)) is not None:
+                return former
+            sized = group.sizes.at(group.values)
+        captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
+        alone = replace(self._request.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
+        prepared = alone.prepared(joint, captured, [])
+        self.link = prepared.link
+        given = None if self._request.given is None else self._request.given.schedules_for(names, prepared.graph)
+        points = curve_of(alone, prepared, joint, given)
+        function = shared_forward(self._request.forwards[call.path], call.module)
+        kind = RegionKind(call.path, function, self._gradients(call), tuple(points), hooks=self._hooks)
+        if group.sizes is not None and sized is not None and region is not None:
+            plans = tuple(SizedSchedule(group.values, prepared.graph, point.planned.schedule) for point in points)
+            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
+            self._sized_kinds.setdefault(region, []).append(kind)
+            return kind
+        kind.captured = captured if self._request.fused else None
+        return kind
+
+    def _gradients(self, call: RegionCall) -> OutputGradients:
+        """Return the outputs of a region that get a gradient."""
+        return OutputGradients(at_rerun=self._hooks.at_backward, known=call.gradients)
+
+    def _sized_region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
+        """Return the runner of regions of one capture at many sizes."""
+        if group.captured not in self._sized:
+            assert group.sizes is not None
+            kernels = RegionKernels(group.sizes) if self._request.fused else None
+            gradients = self._gradients(call)
+            region = SizedRegion(call.path, group.function, gradients, group.seen, self._hooks, kernels)
+            self._sized[group.captured] = region
+        return self._sized[group.captured]
+
+    def _former_kind(self, region: SizedRegion, values: Values) -> RegionKind | None:
+        """Return an earlier kind with plans for similar sizes, at these sizes."""
+        for kind in self._sized_kinds.get(region, ()):
+            assert kind.sized is not None
+            here, there = (kind.sized.points_at(other)[0].forward for other in (values, kind.values))
+            if _NEAR * max(here, there) <= min(here, there):
+                return kind.at(values)
+        return None

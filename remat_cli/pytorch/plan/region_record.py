@@ -1,0 +1,144 @@
+"""The record of a model that is planned by regions: what was planned, measured, and left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from remat_cli.errors import UsageError
+from remat_cli.formats.writing import write_file
+from remat_cli.pytorch.plan.given_blocks import file_of_blocks
+from remat_cli.pytorch.plan.record import PlanRecord, beyond, waited
+from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.pytorch.plan.step_choice import StepChoice
+from remat_cli.units import format_bytes, format_share
+
+
+@dataclass(eq=False)
+class RegionsRecord(PlanRecord):
+    """The record of a model planned by regions.
+
+    Attributes:
+        predicted_peak_bytes: predicted peak of the whole step: regions, memory between them, and memory from before.
+        budget_bytes: budget of the whole step.
+        overhead: extra time of the regions, as a share of their unplanned time.
+        least_overhead: lower bound on the overhead of choices among the regions' plans.
+        points: the chosen plans, by the path of the region.
+        kinds: number of regions that were captured and planned; the others equal one of them.
+        plans: number of plans of the step, for different sizes of inputs.
+        kernels: the compiled kernels, in words; empty if eager's kernels run.
+        left: reasons why regions run in eager mode, by path.
+        away: calls whose inputs are on the host between their passes, with the inputs' bytes.
+        saved_away: calls whose saved tensors are, with these tensors' bytes.
+        measured_peak_bytes: peak of each measured step, counted like the predicted peak.
+        beyond_bytes: largest excess of such a step over the predicted peak, under the present plans.
+        whole_calls: number of the model's calls that ran as planned.
+        fused: inductor's kernels run the plans.
+        other_bytes: bytes of the optimizer's state and of free memory within the predicted peak.
+        has_symbols: plans of the last step are for captures with symbols in place of sizes.
+    """
+
+    predicted_peak_bytes: int = 0
+    budget_bytes: int = 0
+    overhead: float = 0.0
+    least_overhead: float = 0.0
+    points: dict[str, CurvePoint] = field(default_factory=dict)
+    kinds: int = 0
+    plans: int = 0
+    kernels: str = ""
+    left: dict[str, str] = field(default_factory=dict)
+    away: dict[str, int] = field(default_factory=dict)
+    saved_away: dict[str, int] = field(default_factory=dict)
+    measured_peak_bytes: list[int] = field(default_factory=list)
+    beyond_bytes: int = 0
+    whole_calls: int = 0
+    fused: bool = False
+    other_bytes: int = 0
+    has_symbols: bool = False
+
+    def take(self, plan: StepChoice) -> None:
+        """Take the plan of the step that runs next."""
+        self.predicted_peak_bytes, self.budget_bytes = plan.peak, plan.budget
+        self.overhead, self.least_overhead = plan.overhead, plan.least_overhead
+        self.kinds = len(set(plan.kinds))
+        self.points = {name: kind.points[plan_index] for name, (kind, plan_index) in plan.chosen.items()}
+        sizes = dict(zip(plan.step.paths, plan.step.inputs, strict=False))
+        self.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
+        self.saved_away = {name: point.kept for name, point in self.points.items() if name in plan.saved_away}
+        self.other_bytes = plan.other_bytes
+        self.has_symbols = any(kind.sized is not None for kind in plan.kinds)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plans of the last step's blocks, for `planned(model, path)`.
+
+        Args:
+            path: such as "blocks.json".
+
+        Raises:
+            UsageError: nothing is planned yet, sizes have changed, or the file cannot be written.
+        """
+        if not self.points:
+            raise UsageError("no blocks are planned yet, which a file could hold", hint="call the model once before")
+        if self.has_symbols:
+            raise UsageError(
+                "sizes have changed between calls, and the last step's plans are for symbols: a file holds one size",
+                hint="save the plans of a model that is called with inputs of this size alone",
+            )
+        figures = self.budget_bytes, self.predicted_peak_bytes, self.other_bytes
+        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, self.fused, *figures))
+
+    def snapshot(self, path: str | Path) -> None:
+        """Refuse a snapshot: only blocks of the step are planned.
+
+        Raises:
+            UsageError: always.
+        """
+        hint = "planned(..., regions=None) plans the whole, where that can be captured"
+        raise UsageError("a plan by blocks is no plan of the whole step, which a snapshot could show", hint=hint)
+
+    @property
+    def calls(self) -> int:
+        """The number of calls that ran as planned."""
+        return self.whole_calls
+
+    @property
+    def plan(self) -> str:
+        """One line on the plan, for a report or a log."""
+        parts = (self.away, "inputs"), (self.saved_away, "saved tensors")
+        hosted = " and ".join(f"{format_bytes(sum(of.values()))} of {what}" for of, what in parts if of)
+        hosted = hosted and f", {hosted} on the host between passes"
+        return (
+            f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
+            f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
+            f"regions{hosted}{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
+        )
+
+    def __str__(self) -> str:
+        """Return the report."""
+        lines = [f"Planned for {self.budget}: {self.calls} calls as planned, {self.unplanned.total()} not"]
+        if self.waited_ns.total():
+            lines.append(f"  calls waited {waited(self.waited_ns)}")
+        if self.plans > 1:
+            lines.append(f"  {self.plans} plans for inputs of different sizes; the one that ran last:")
+        if self.points:
+            lines.append(f"  {self.plan}")
+        if self.overhead > self.least_overhead:
+            lines.append(f"  no other choice among their plans takes less than {format_share(self.least_overhead)}")
+        if self.measured_peak_bytes:
+            measured = ", ".join(map(format_bytes, self.measured_peak_bytes))
+            lines.append(f"  measured peak of the first steps{self.without}: {measured}")
+        lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
+        for path, point in self.points.items():
+            where = " on the host" if path in self.saved_away else ""
+            hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
+            lines.append(
+                f"    {path}: keeps {format_bytes(point.kept)}{where} between its passes{hosted}, "
+                f"{format_share(point.planned.overhead)} more time"
+            )
+        lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
+        lines += [f"  unplanned, {reason}: {count}" for reason, count in self.unplanned.items()]
+        return "\n".join(lines)
+
+
+def _kinds(count: int) -> str:
+    return f"{count} {'kind' if count == 1 else 'kinds'}"

@@ -1,0 +1,62 @@
+"""A request to plan a model by regions: what a user asked for, and who trains the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from remat_cli.pytorch.memory.live import bytes_in
+from remat_cli.pytorch.memory.shards import Ranks, parameters_at_rest
+from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.given_blocks import GivenBlocks
+from remat_cli.training.resident import OPTIMIZERS
+
+
+@dataclass(eq=False)
+class RegionRequest:
+    """What a user asked for.
+
+    Attributes:
+        module: the model.
+        regions: the regions by path.
+        asked: source of plans as requested.
+        fused: run inductor's kernels.
+        strict: refuse a later step without plans that fit.
+        given: plans from a file, which are run in place of new ones; None without a file.
+        source: source of plans for one region, without transfers while a region runs.
+        ranks: processes that train the model together.
+        forwards: the regions' own forward methods, by path.
+    """
+
+    module: nn.Module
+    regions: Mapping[str, nn.Module]
+    asked: WithinBudget
+    fused: bool = False
+    strict: bool = False
+    given: GivenBlocks | None = None
+    source: WithinBudget = field(init=False)
+    ranks: Ranks = field(default_factory=Ranks)
+    forwards: Mapping[str, Callable[..., Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source = replace(self.asked, request=replace(self.asked.request, offload=False))
+        self.forwards = {path: part.forward for path, part in self.regions.items()}
+
+    @property
+    def device(self) -> str:
+        """The kind of device of the model."""
+        return next((part.device.type for part in self.module.parameters()), "cpu")
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the optimizer's state, and of gradients that are added to.
+
+        Without an optimizer's name, a file's bytes count.
+        """
+        options = self.source.graph_options
+        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
+        trained = (part for part in parameters_at_rest(self.module) if part.requires_grad)
+        counted = copies * bytes_in(trained) + self.source.state_bytes()
+        return counted if counted or self.given is None else self.given.file.other_bytes

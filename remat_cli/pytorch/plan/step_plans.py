@@ -1,0 +1,163 @@
+"""Plans of a model's steps by regions: new ones for new sizes, and other choices after measured steps."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from remat_cli.errors import RematError
+from remat_cli.pytorch.memory.watch import MeasuredStep
+from remat_cli.pytorch.plan.described import Dimension, Inputs
+from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.record import notify
+from remat_cli.pytorch.plan.region_choice import WholeStep
+from remat_cli.pytorch.plan.region_kinds import Captures
+from remat_cli.pytorch.plan.region_planner import RegionPlanner
+from remat_cli.pytorch.plan.region_record import RegionsRecord
+from remat_cli.pytorch.plan.region_request import RegionRequest
+from remat_cli.pytorch.plan.rehearsing import Rehearsing
+from remat_cli.pytorch.plan.sized_region import RegionHooks
+from remat_cli.pytorch.plan.step_choice import StepChoice, agreed
+from remat_cli.pytorch.plan.step_chooser import StepChooser
+
+# A plan with a larger overhead than this share does not run inputs of less than this share of its size: a new plan
+# takes less time there.
+_WORTH, _SMALLER = 0.02, 0.5
+
+
+class StepPlans:
+    """The plans of a model's steps.
+
+    Attributes:
+        rehearsing: rehearses steps before they are planned.
+    """
+
+    def __init__(self, request: RegionRequest, record: RegionsRecord, holding: Holding, hooks: RegionHooks) -> None:
+        """Begin with no plan.
+
+        Args:
+            request: what the user asked for.
+            record: takes the plan of each call, and what was measured.
+            holding: compares measured steps with the budget.
+            hooks: called around the passes of regions.
+        """
+        self.rehearsing = Rehearsing(request, record.left)
+        self._request, self._record, self._holding = request, record, holding
+        self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, holding)
+        takes_sizes = request.source.takes_sizes and request.given is None
+        self._captures = Captures(takes_sizes=takes_sizes, fused=request.fused)
+        self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
+        self._by_inputs: dict[Inputs, StepChoice] = {}
+        self._choices: list[StepChoice] = []  # as many on all ranks
+        self._wants_another = False
+
+    def plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepChoice:
+        """Return the plan for the model's arguments, new or earlier.
+
+        Raises:
+            RematError: see `planned`.
+        """
+        inputs = Inputs.of(args, kwargs, self._request.device)
+        if inputs not in self._by_inputs and (larger := self._larger(inputs)) is not None:
+            self._by_inputs[inputs] = larger
+        is_new, is_another = self._request.ranks.most(inputs not in self._by_inputs, self._wants_another)
+        if is_another:
+            self._choose_again()
+        if is_new:
+            plan = self._planned(args, kwargs, inputs)
+            self._choose(plan)
+            self._record.take(plan)
+            notify(logging.INFO if self._by_inputs else logging.WARNING, f"planned {self._record.plan}")
+            self._by_inputs[inputs] = plan
+            self._choices.append(plan)
+            self._record.plans = len(self._choices)
+        self._record.take(self._by_inputs[inputs])
+        return self._by_inputs[inputs]
+
+    def hold(self, measured: MeasuredStep, plan: StepChoice) -> None:
+        """Compare a measured step with the budget.
+
+        If it is above, choose again with the missing bytes, or warn.
+
+        Args:
+            measured: the step.
+            plan: the plan that it ran by.
+        """
+        record = self._record
+        record.measured_peak_bytes.append(measured.peak_bytes)
+        record.beyond_bytes = max(record.beyond_bytes, measured.peak_bytes - plan.peak)
+        old = measured.gradient_bytes - plan.standing
+        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+            for other in self._choices:
+                other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+            self._wants_another = True
+            self._holding.note_old_gradients(measured, plan.budget, old)
+        elif self._holding.needs_another(
+            replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self._request.module]
+        ):
+            self._wants_another = True
+
+    def _choose(self, plan: StepChoice) -> None:
+        self._chooser.choose(plan, is_first=not self._choices)
+        self._record.kernels = self._chooser.kernels
+        self._record.waited_ns.update(self._request.source.waiting.spent_ns)
+
+    def _choose_again(self) -> None:
+        self._wants_another, self._record.beyond_bytes = False, 0
+        chosen = [plan.chosen for plan in self._choices]
+        for plan in self._choices:
+            self._choose(plan)
+        if chosen != [plan.chosen for plan in self._choices]:
+            self._holding.tell_again()
+
+    def _larger(self, inputs: Inputs) -> StepChoice | None:
+        """Return a larger inputs' plan that can run these inputs.
+
+        None if these inputs need a plan of their own.
+        """
+        found = [plan for plan in self._choices if inputs.is_within(plan.inputs, plan.dimensions)]
+        plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
+        if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
+            return None
+        return plan
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> StepChoice:
+        """Rehearse a step, and plan each kind of region at several budgets.
+
+        Regions that cannot be captured are left out.
+
+        Raises:
+            RematError: one rank fails; all ranks raise its error.
+        """
+        plan, refusal = None, None
+        try:
+            plan = self._planned_here(args, kwargs, inputs)
+        except RematError as error:
+            refusal = error
+        self._request.ranks.all_or_none(refusal)
+        assert plan is not None
+        return agreed(plan, self._request.ranks)
+
+    def _planned_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> StepChoice:
+        request = self._request
+        rehearsed = self.rehearsing.run(args, kwargs, self._captures)
+        rehearsal = rehearsed.rehearsal
+        names = [call.name for call in rehearsal.calls]
+        if request.given is not None:
+            request.given.check_calls(names)
+        kinds = self._planner.kinds(rehearsed)
+        step = WholeStep(rehearsed.always, rehearsal.moments, names, [kind.points for kind in kinds])
+        if request.asked.request.offload and kinds:
+            assert self._planner.link is not None, "every device profile has one"
+            hosted = [sum(inputs_of.values()) for inputs_of in rehearsal.hosted]
+            step = replace(step, inputs=hosted, link=self._planner.link)
+        if request.given is not None:
+            request.given.check_copies(step)
+        for former in self._choices:
+            self._dimensions |= inputs.differing(former.inputs) or frozenset()
+        dimensions = self._dimensions if self._captures.hold_elsewhere else frozenset()
+        untrained = frozenset(rehearsal.untrained)
+        places = [tuple(inputs_of) for inputs_of in rehearsal.hosted]
+        standing = request.source.standing([request.module])
+        return StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
