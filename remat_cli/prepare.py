@@ -111,32 +111,50 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
 
 
 def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
-    """Return a function that prepares a PyTorch step with regions in parts.
+    """Return a function that prepares a PyTorch step, or an ONNX model for inference, with regions in parts.
 
     Args:
-        path: FILE.py:NAME.
+        path: FILE.py:NAME, or a model.
         options: how it is read.
 
     Raises:
         GraphError: as `prepare`.
-        UsageError: it is no PyTorch step, or its ops were measured without parts; the function that is returned: a
+        UsageError: it can have no parts, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    if not names_function(path):
-        raise UsageError(f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step")
     for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
         if value:
             raise UsageError(
                 (Setting(name, value), " is known of the step without parts, and does not go with split"),
                 hint="leave one of the two out",
             )
-    read_in_parts = capture.in_parts(path, options)
+    if names_function(path):
+        read_in_parts = capture.in_parts(path, options)
+    elif options.mode != "inference":
+        raise UsageError(
+            f"{path} is no PyTorch step, and split takes other models for inference alone",
+            hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),
+        )
+    else:
+        read_in_parts = None
 
     def prepared(cuts: Mapping[str, Split]) -> Prepared:
-        parts = {**options.parts, **{name: str(cut) for name, cut in cuts.items()}}
-        return prepare_reading(read_in_parts(cuts), str(path), replace(options, parts=parts))
+        within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
+        reading = read_graph(path, within) if read_in_parts is None else read_in_parts(cuts)
+        return prepare_reading(reading, str(path), within)
 
     return prepared
+
+
+def without_parts(path: Path, options: GraphOptions, graph: Graph) -> Graph:
+    """Return the graph of a file without parts, which is the given one if it has none.
+
+    Args:
+        path: the file.
+        options: options with which `graph` was read.
+        graph: the graph.
+    """
+    return prepare(path, replace(options, parts={})).graph if options.parts else graph
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:

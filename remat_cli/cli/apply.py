@@ -19,6 +19,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
+from remat_cli.prepare import without_parts
 from remat_cli.settings import over
 from remat_cli.units import format_names
 
@@ -71,11 +72,12 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     # The runtime frees every value as early as possible, whatever the file says.
     run = with_frees(live, [name for name in file.schedule.computes if name in live.op])
     trace = simulate(live, run)
+    plain = baseline_of(without_parts(model, options, graph))
     facts = {
         "planner": file.planner,
         "budget_bytes": file.budget_bytes,
         "peak_bytes": trace.peak_bytes,
-        "plain_peak_bytes": baseline_of(graph).peak_bytes,
+        "plain_peak_bytes": plain.peak_bytes,
         "graph_sha256": graph_sha256(graph),
     }
     rewritten = apply_schedule(model, options, graph, file.schedule, facts)
@@ -103,6 +105,6 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(
-        lambda: apply_report(prepared, trace, rewritten, output, taken=taken, execution=execution),
-        lambda: apply_summary(prepared, trace, rewritten, output, taken=taken, execution=execution),
+        lambda: apply_report(prepared, plain, trace, rewritten, output, taken=taken, execution=execution),
+        lambda: apply_summary(prepared, plain, trace, rewritten, output, taken=taken, execution=execution),
     )

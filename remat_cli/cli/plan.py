@@ -50,7 +50,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the schedule, or with --as policy the code, here; - is stdout.",
 )
-@click.option("--split", is_flag=True, help="Run parts of a PyTorch step one after another where the budget needs it.")
+@click.option(
+    "--split",
+    is_flag=True,
+    help="Run regions of a PyTorch step, or of an ONNX model for inference, part after part where the budget needs it.",
+)
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options

@@ -56,14 +56,11 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
             (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
             hint="name a function, such as train.py:step",
         )
-    if options is not None and options.parts:
-        raise UsageError(
-            (Setting("parts", options.parts), f" has no meaning for {path}: PyTorch steps are run in parts"),
-            hint="name a function, such as train.py:step",
-        )
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
+            if options is not None and options.parts:
+                _check_parts(path, source, options)
             reading = reader.read(source, options or ReadOptions())
             return _with_idle_dims(reading, options) if options and source.is_json else reading
     if str(source.document.get("format", "")).startswith("remat.schedule/"):
@@ -72,6 +69,27 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
         f"{path}: the JSON in it is no graph",
         hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}',
     )
+
+
+def _check_parts(path: Path, source: Source, options: ReadOptions) -> None:
+    """Refuse parts of what cannot be split: graphs without their ops, and models whose training step is derived.
+
+    Raises:
+        UsageError: it cannot be split.
+    """
+    if source.is_json:
+        raise UsageError(
+            (
+                Setting("parts", options.parts),
+                f" has no meaning for {path}: PyTorch steps and ONNX models run in parts",
+            ),
+            hint="name a function, such as train.py:step, or a model",
+        )
+    if options.mode != "inference":
+        raise UsageError(
+            (Setting("parts", options.parts), " goes with inference where the model is ONNX"),
+            hint=("add ", Setting("mode", "inference"), ", or name a PyTorch step, such as train.py:step"),
+        )
 
 
 def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:

@@ -95,7 +95,8 @@ class ReadOptions(Settings):
             inference.
         workspace: runtime whose kernels' workspace is counted. By default onnxruntime's if `storage` is as in
             onnxruntime.
-        parts: number of parts of the region around an op of a PyTorch step, by the name of the op.
+        parts: number of parts of the region around an op of a PyTorch step, or of an ONNX model for inference, by the
+            name of the op.
         fused: whether a PyTorch step is captured with the small ops that inductor fuses into kernels.
         strict: whether an estimate (an unknown op, a guessed size) is an error.
     """
@@ -135,7 +136,7 @@ class ReadOptions(Settings):
         parse=Workspace,
     )
     parts: Mapping[str, str | int] = setting(
-        dict, "Run the region around an op of a PyTorch step in parts. Repeatable.", metavar="OP=N", parse=_cut
+        dict, "Run the region around an op in parts. Repeatable.", metavar="OP=N", parse=_cut
     )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
     strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)

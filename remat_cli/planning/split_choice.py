@@ -175,7 +175,7 @@ class _Search:
             if self.found[1] or reached is None or self._is_over:
                 break
             cuts, needed = reached.cuts, reached.needed
-        if self.refusal:
+        if self.refusal and not cuts:
             return self.refusal
         if not cuts:
             return f"the region around op {needed.op!r} needs no less in parts"

@@ -14,7 +14,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import UsageError
 from remat_cli.formats.functions import names_function
-from remat_cli.prepare import Prepared
+from remat_cli.prepare import Prepared, without_parts
 from remat_cli.pytorch.capture import check_installed
 from remat_cli.settings import Setting
 
@@ -150,5 +150,6 @@ def execute_plan(
         seed=seed,
         time_limit=time_limit,
         beside_usual=beside_usual,
+        whole=without_parts(path, options, graph),
         observe=observe,
     )

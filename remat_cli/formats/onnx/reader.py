@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.contrib import full_type
@@ -15,6 +15,7 @@ from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.load import Model, load_model
 from remat_cli.formats.onnx.norms import missing_norms
+from remat_cli.formats.onnx.parts import split
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
 from remat_cli.formats.onnx.stored_values import constant_weights, weights_read
@@ -52,6 +53,16 @@ def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False)
     Arguments and errors are as for `load_model` and `read_model`.
     """
     model = load_model(source, keep_data=keep_data)
+    if not options.parts:
+        return _sized(model, options)
+    whole = _sized(model, options)
+    split(model.graph, whole.graph.values, whole.inference.opsets.version(""), options.cuts)
+    there = {name for node in model.graph.node for name in node.output}
+    known = {name: shape for name, shape in options.value_shapes.items() if name in there}
+    return _sized(model, replace(options, value_shapes=known))
+
+
+def _sized(model: Model, options: ReadOptions) -> SizedModel:
     stored = stored_names(model.graph)
     inputs = bind_inputs([value for value in model.graph.input if value.name not in stored], options)
     # From IR version 4 on, the caller may replace an initializer that is listed as an input.

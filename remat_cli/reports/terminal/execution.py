@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from remat_cli.core.simulate import Trace
-from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.planning.summary import graph_summary
@@ -49,6 +48,7 @@ _WARNINGS = (
 
 def apply_report(
     prepared: Prepared,
+    plain: Trace,
     trace: Trace,
     rewritten: Rewritten,
     output: Path,
@@ -60,13 +60,14 @@ def apply_report(
 
     Args:
         prepared: the planned graph.
+        plain: the plain run, of the graph without parts.
         trace: measurement of the schedule as the model runs it.
         rewritten: the model.
         output: file of the model.
         taken: options that the schedule gave.
         execution: measurement of the model; None if it was not run.
     """
-    graph, plain = prepared.graph, baseline_of(prepared.graph)
+    graph = prepared.graph
     nodes = len(rewritten.proto.graph.node)
     added = [f"{trace.recomputations:,} of them repeats"] if trace.recomputations else ["none repeated"]
     added += [f"{rewritten.views:,} views derived anew"] if rewritten.views else []
@@ -93,6 +94,7 @@ def apply_report(
 
 def apply_summary(
     prepared: Prepared,
+    plain: Trace,
     trace: Trace,
     rewritten: Rewritten,
     output: Path,
@@ -104,7 +106,6 @@ def apply_summary(
 
     Arguments are as for `apply_report`.
     """
-    plain = baseline_of(prepared.graph)
     return {
         "graph": {"name": prepared.graph.name, "sha256": graph_sha256(prepared.graph)},
         "options_from_schedule": {setting.name: setting.value for setting in taken},
@@ -282,8 +283,10 @@ def _does_not_run(usual: UsualRun) -> str:
 
 
 def _outputs(execution: ModelExecution) -> str:
-    same = len(execution.outputs) - len(execution.changed)
+    same = len(execution.outputs) - len(execution.changed) - len(execution.rounded)
     text = f"{same:,} of {len(execution.outputs):,} the same bit by bit"
+    if execution.rounded:
+        text += f", {len(execution.rounded):,} to rounding: {max(execution.rounded.values()):.1e} of the largest value"
     return f"{text}, {len(execution.not_finite):,} with infinities in them" if execution.not_finite else text
 
 
@@ -320,6 +323,7 @@ def execution_summary(execution: ModelExecution | StepExecution | None) -> dict[
             "nodes": execution.nodes,
             "outputs": list(execution.outputs),
             "changed_outputs": list(execution.changed),
+            "rounded_outputs": dict(execution.rounded),
             "not_finite_outputs": list(execution.not_finite),
             "out_of_order": None if order is None else dict(zip(("place", "planned", "ran"), order, strict=True)),
             "parted_at": execution.parted_at,

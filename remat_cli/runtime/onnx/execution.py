@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -169,7 +169,9 @@ class ModelExecution:
         fused: whether onnxruntime's optimiser has changed the model.
         nodes: number of executed nodes of the rewritten model.
         outputs: names of the compared outputs.
-        changed: outputs that are not equal bit by bit.
+        changed: outputs that are not equal bit by bit, nor to rounding.
+        rounded: outputs of a model in parts that are equal to rounding, with their largest difference as a share of the
+            largest value.
         not_finite: outputs with infinity or NaN, whose comparison proves little.
         out_of_order: first difference between the executed order and the schedule: the place, the scheduled node and
             the executed node; None if they agree.
@@ -196,6 +198,7 @@ class ModelExecution:
     parted_at: str | None
     random_weights: int
     upper_bounds: tuple[str, ...] = ()
+    rounded: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -262,6 +265,7 @@ def execute(
     seed: int = 0,
     time_limit: float = 600,
     beside_usual: bool = False,
+    whole: Graph | None = None,
     observe: Observer | None = None,
 ) -> ModelExecution:
     """Run a model and its rewritten form.
@@ -276,6 +280,7 @@ def execute(
         seed: seed of random inputs, and of weights without a file.
         time_limit: time limit of each process, in seconds.
         beside_usual: run the model with onnxruntime's own options, too, and time all three runs.
+        whole: the graph without parts; None or `graph` if it has none.
         observe: is told the progress.
 
     Raises:
@@ -289,9 +294,11 @@ def execute(
     bounds = upper_bounds(model.graph)
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
+        in_parts = whole is not None and whole is not graph
+        files = [str(Path(folder, f"{which}.npz")) if in_parts else None for which in ("plain", "plan")]
         observe.phase("running the model as it is")
         try:
-            plain = child.run(path, timed_runs=timed_runs)
+            plain = child.run(path, timed_runs=timed_runs, outputs_file=files[0])
         except _Failed as failed:
             raise failed.as_error(f"{path} does not run in onnxruntime", GraphError) from None
         usual = None
@@ -300,7 +307,7 @@ def execute(
             usual = _usual_run(partial(child.run, path))
         try:
             observe.phase("running the rewritten model")
-            plan = child.run_proto(rewritten.proto, timed_runs=timed_runs)
+            plan = child.run_proto(rewritten.proto, timed_runs=timed_runs, outputs_file=files[1])
             observe.phase("following the order of the rewritten model")
             order = child.run_proto(rewritten.proto, profile=True)["order"]
             schedule = with_frees(live, [name for name in computes if name in live.op])
@@ -310,24 +317,50 @@ def execute(
                 parted_at = _parted_at(child, rewritten, live, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
-    outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
+        outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
+        changed = tuple(name for name, digest in outputs.items() if plan["outputs"].get(name) != digest)
+        rounded = _rounded(plain["outputs"], changed, files)
     return ModelExecution(
         version=plan["version"],
         usual=usual,
-        plain=ProcessPeak(_peak(graph, plain_run(graph)), plain["peak_bytes"], bool(bounds)),
+        plain=ProcessPeak(_peak(whole or graph, plain_run(whole or graph)), plain["peak_bytes"], bool(bounds)),
         plan=peak,
         plain_time_ns=plain["time_ns"],
         plan_time_ns=plan["time_ns"],
         fused=is_fused(rewritten.proto),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
-        changed=tuple(name for name, digest in outputs.items() if plan["outputs"].get(name) != digest),
+        changed=tuple(name for name in changed if name not in rounded),
+        rounded=rounded,
         not_finite=tuple(name for name, digest in outputs.items() if not digest["finite"]),
         out_of_order=_out_of_order(rewritten, order),
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
         upper_bounds=bounds,
     )
+
+
+def _rounded(outputs: Iterable[str], changed: Collection[str], files: Sequence[str | None]) -> dict[str, float]:
+    """Return the changed outputs that are equal to rounding, with the difference as a share of the largest value.
+
+    To rounding is: up to the square root of the distance from 1 to the next number of that type.
+    """
+    plain, plan = files
+    if plain is None or plan is None:
+        return {}
+    rounded = {}
+    with np.load(plain) as expected, np.load(plan) as found:
+        for place, name in enumerate(outputs):
+            if name not in changed or f"output{place}" not in found:
+                continue
+            one, other = expected[f"output{place}"], found[f"output{place}"]
+            if one.shape != other.shape or not np.issubdtype(one.dtype, np.floating):
+                continue
+            largest = float(np.abs(one).max(initial=0))
+            share = float(np.abs(one.astype(float) - other.astype(float)).max(initial=0)) / (largest or 1.0)
+            if share <= float(np.finfo(one.dtype).eps) ** 0.5:
+                rounded[name] = share
+    return rounded
 
 
 def in_both_sessions(

@@ -74,7 +74,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             `random_weights`, as lists of name, type and shape; `files`, files of given inputs, by name; `filled`, the
             number that fills an input, by name; `profile_prefix`, a path or None; `runs`, number of runs with a
             profile; `measured_runs`, largest number of runs for the peak; `timed_runs`, largest number of runs for the
-            time; `as_it_comes`, whether to use onnxruntime's own options.
+            time; `as_it_comes`, whether to use onnxruntime's own options; `outputs_file`, a path to which outputs of
+            numbers are written as `output0`, `output1` and so on, if given.
 
     Returns:
         `version` of onnxruntime; `outputs` by name; `peak_bytes` in addition to the memory before the run, and
@@ -99,7 +100,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["as_it_comes"]:
         return said | _growth(session, feeds) | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
     session.run_with_ort_values(None, feeds)
-    said |= _measured(session, feeds, asked["measured_runs"])
+    said |= _measured(session, feeds, asked["measured_runs"], asked.get("outputs_file"))
     return said | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
 
 
@@ -119,7 +120,7 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
     return runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
 
 
-def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+def _measured(session: Any, feeds: Mapping[str, Any], runs: int, outputs_file: str | None) -> dict[str, Any]:
     """Return outputs, and the least peak of some runs.
 
     Slow models run twice.
@@ -132,6 +133,9 @@ def _measured(session: Any, feeds: Mapping[str, Any], runs: int) -> dict[str, An
         before = _start_of_measurement()
         outputs = session.run_with_ort_values(None, feeds)
         peaks.append(_status_bytes("VmHWM") - before)
+    if outputs_file is not None:
+        numbers = {f"output{place}": value.numpy() for place, value in enumerate(outputs) if _has_numbers(value)}
+        np.savez(outputs_file, **numbers)
     return _described(session, outputs) | {"peak_bytes": min(peaks)}
 
 
@@ -225,12 +229,16 @@ def _described(session: Any, outputs: Sequence[Any]) -> dict[str, Any]:
     return {"outputs": {name: _digest(value) for name, value in zip(names, outputs, strict=True)}}
 
 
+def _has_numbers(value: Any) -> bool:
+    return bool(value.is_tensor() and value.data_type() in _NUMBERS)
+
+
 def _digest(value: Any) -> dict[str, Any] | None:
     """Return a digest of a tensor, and whether all of it is finite.
 
     The digest is the SHA-256 of type, shape and bytes. None if the tensor has no numbers.
     """
-    if not value.is_tensor() or value.data_type() not in _NUMBERS:
+    if not _has_numbers(value):
         return None
     array = value.numpy()
     said = repr((value.data_type(), value.shape())).encode()

@@ -132,12 +132,12 @@ def test_the_least_peak_of_some_runs_counts(monkeypatch: pytest.MonkeyPatch) -> 
         def get_outputs(self) -> list[object]:
             return []
 
-    found = measured_process._measured(Session(), {}, 3)
+    found = measured_process._measured(Session(), {}, 3, None)
     assert found["peak_bytes"] == pytest.approx(LARGE, rel=0.2)
     assert next(Session.sizes) == 3
     monkeypatch.setattr(measured_process, "_LONGEST_TIMING_NS", 0)
     Session.sizes = iter((2, 1, 3))
-    assert measured_process._measured(Session(), {}, 3)["peak_bytes"] == pytest.approx(LARGE, rel=0.2)
+    assert measured_process._measured(Session(), {}, 3, None)["peak_bytes"] == pytest.approx(LARGE, rel=0.2)
 
 
 def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
