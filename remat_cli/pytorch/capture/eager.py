@@ -24,6 +24,7 @@ from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.core.schedule import Step as ScheduleStep
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
@@ -306,6 +307,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self._ops: list[EagerOp] = []
         self._names: dict[int, str] = {}  # of storages that are there, by key
+        self._stand_ins: set[int] = set()  # keys of storages in place of those that were packed
+        self._storages = LiveStorages(ended=self._ended)
         self._bytes: dict[str, int] = {}
         self._inputs: dict[str, None] = {}
         self._until: dict[str, int] = {}
@@ -367,18 +370,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name
 
     def _known(self, tensor: torch.Tensor, name: str) -> None:
-        storage, key = tensor.untyped_storage(), storage_key(tensor)
-        self._names[key] = name
+        storage = tensor.untyped_storage()
+        self._names[storage_key(tensor)] = name
         self._bytes[name] = storage.nbytes()
-        weakref.finalize(storage, self._ended, key, name).atexit = False
+        self._storages.follow(storage)
 
-    def _ended(self, key: int, name: str) -> None:
-        self._forget(key, name)
-        self._until[name] = len(self._ops) - 1
-
-    def _forget(self, key: int, name: str) -> None:
-        if self._names.get(key) == name:
-            del self._names[key]
+    def _ended(self, key: int) -> None:
+        name = self._names.pop(key)
+        if key not in self._stand_ins:
+            self._until[name] = len(self._ops) - 1
+        self._stand_ins.discard(key)
 
     def contexts(
         self, path: str, saved: Saved | None = None
@@ -459,9 +460,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stand_in = torch.empty_strided(pack.shape, pack.stride, dtype=pack.dtype, device=pack.device)
         finally:
             self._paused = False
-        storage, key = stand_in.untyped_storage(), storage_key(stand_in)
+        key = storage_key(stand_in)
         self._names[key] = pack.storage
-        weakref.finalize(storage, self._forget, key, pack.storage).atexit = False
+        self._stand_ins.add(key)
+        self._storages.follow(stand_in.untyped_storage())
         return stand_in
 
     def finished(self, step: Step, held: Sequence[torch.Tensor], trained: Sequence[nn.Parameter]) -> EagerStep:

@@ -10,18 +10,18 @@ untried, for lack of a GPU.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
 
+from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.recurrent import CARRIED_OUT_BY
 from remat_cli.pytorch.memory.transfers import is_host_copy
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, modes_in_force
 from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
-from remat_cli.pytorch.unstable.tensors import is_wrapper, key_of, local_part, storage_key
+from remat_cli.pytorch.unstable.tensors import is_wrapper, local_part, storage_key
 
 # Classes of tensors with memory of their own. Tensors without data, and wrappers of others, have other classes.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -72,12 +72,16 @@ class LiveOnCpu:
     """Follows storages of given tensors, and of results of this thread's ops."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.bytes = 0  # live bytes
         self._device = device
         self._most = 0
         self._most_before: int | None = None
-        self._followed: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by address, with its bytes
+        self._storages = LiveStorages(self._changed)
         self._mode = _EveryOp(self.see)
+
+    @property
+    def bytes(self) -> int:
+        """Live bytes now."""
+        return self._storages.bytes
 
     def begin(self, tensors: Collection[torch.Tensor]) -> None:
         """Begin a step."""
@@ -122,23 +126,11 @@ class LiveOnCpu:
                 self._follow(tensor.untyped_storage())
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        if storage.device.type != self._device or is_host_copy(storage):
-            return
-        address, size = key_of(storage), storage.nbytes()
-        reference, before = self._followed.get(address, (None, 0))
-        if reference is None:
-            reference = weakref.ref(storage, lambda _: self._freed(address))
-        if size != before:
-            self._followed[address] = reference, size
-            self._change(size - before)
+        if storage.device.type == self._device and not is_host_copy(storage):
+            self._storages.follow(storage)
 
-    def _freed(self, address: int) -> None:
-        _, size = self._followed.pop(address)
-        self._change(-size)
-
-    def _change(self, size: int) -> None:
-        self.bytes += size
-        self._most = max(self._most, self.bytes)
+    def _changed(self) -> None:
+        self._most = max(self._most, self._storages.bytes)
 
 
 class LiveOnCuda:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.outputs import KnownGradients
@@ -25,7 +26,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.autograd import current_node, next_number, number_of
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
 from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
-from remat_cli.pytorch.unstable.tensors import is_wrapper, key_of, local_part, storage_key, version_of
+from remat_cli.pytorch.unstable.tensors import is_wrapper, local_part, storage_key, version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,6 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Each region runs in `torch.utils.checkpoint` meanwhile.
 
     Attributes:
-        level: bytes in memory now.
         calls: calls of regions, in their starting order.
         untrained: names of calls without any gradient.
         moments: peak at each moment, in order; for a pass of a region, the bytes at its beginning.
@@ -117,7 +117,6 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lasting: set[tuple[str, int]] = set()
         self._moves, self._staying = moves, staying
         self._left: list[dict[int, weakref.ref[torch.UntypedStorage]]] = []
-        self.level = 0
         self.calls: list[RegionCall] = []
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
@@ -126,17 +125,22 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             list[tuple[int, torch.dtype, int]]
         ] = []  # differentiable outputs, with their nodes' numbers
         self._times: dict[str, int] = {}
-        self._there: dict[int, int] = {}  # bytes by storage
+        self._storages = LiveStorages()
         self._open: int | None = None
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
         self._is_backward = False
         self._ran_again = 0  # the number of the call that ran again last
 
+    @property
+    def level(self) -> int:
+        """Bytes in memory now."""
+        return self._storages.bytes
+
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count earlier tensors that the step may free."""
         for tensor in tensors:
-            self._follow(local_part(tensor).untyped_storage())
+            self._storages.follow(local_part(tensor).untyped_storage())
 
     def runs_once(self, error: Exception) -> RunsOnce:
         """Return the error for a region with different second results."""
@@ -169,30 +173,20 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = {storage_key(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         for tensor in tensors_of(made):
             key = storage_key(tensor)
-            if key not in read and key not in self._there:
-                self._follow(tensor.untyped_storage())
+            if key not in read and key not in self._storages:
+                self._storages.follow(tensor.untyped_storage())
         if self._open is None:
             self._mark()
         return made
 
     def __enter__(self) -> Self:
-        tell_of_resizes(self._follow)
+        tell_of_resizes(self._storages.follow)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        tell_no_more(self._follow)
-
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        key, size = key_of(storage), storage.nbytes()
-        if key not in self._there:
-            weakref.finalize(storage, self._ended, key).atexit = False
-        self.level += size - self._there.get(key, 0)
-        self._there[key] = size
-
-    def _ended(self, key: int) -> None:
-        self.level -= self._there.pop(key, 0)
+        tell_no_more(self._storages.follow)
 
     def _mark(self, running: tuple[int, str] | None = None) -> None:
         moment = Moment(self._holding, running, self._is_backward)
