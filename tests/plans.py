@@ -23,7 +23,7 @@ def told(schedule: Schedule) -> Plan:
     return Plan(0, 0, lambda: schedule)
 
 
-class Told(Observer):
+class RecordingObserver(Observer):
     """Writes down what is told, each kind in its order."""
 
     def __init__(self) -> None:

@@ -161,7 +161,7 @@ def additive(problem: Problem) -> Bools:
     # At the price of a copy, the largest leave first.
     had = np.flatnonzero(is_had)
     for instance in had[np.argsort(-sizes[had], kind="stable")].tolist():
-        if int(sizes[had].sum()) - int(sizes[chosen[plain.made[1][:count]] & is_had].sum()) <= room:
+        if int(sizes[had].sum()) - int(sizes[chosen[plain.instances[1][:count]] & is_had].sum()) <= room:
             break
-        chosen[plain.made[1][instance]] = True
+        chosen[plain.instances[1][instance]] = True
     return chosen

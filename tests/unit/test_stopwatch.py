@@ -9,7 +9,7 @@ from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.solve import solve
 from tests.graphs import chain
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 
 class Clock:
@@ -57,7 +57,7 @@ def test_replaying_a_plan_is_judging() -> None:
         def plan(self, problem: Problem, observe: Observer) -> PlanResult:
             return PlanResult(Status.FEASIBLE, Schedule((*plain_run(problem.graph).steps,)))
 
-    watch, heard = Stopwatch(Clock()), Told()
+    watch, heard = Stopwatch(Clock()), RecordingObserver()
     solve(Problem(graph, Budget(10**9)), Copies(), Timed(heard, watch))  # type: ignore[arg-type]
     assert watch.seconds == {"judging": 1}
     assert heard.begun == 1

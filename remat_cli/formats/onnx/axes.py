@@ -61,7 +61,7 @@ class _Operands:
         return str(self.node.input[0])
 
     @property
-    def made(self) -> str:
+    def result(self) -> str:
         return str(self.node.output[0])
 
     @property
@@ -101,7 +101,7 @@ def _same(operands: _Operands, dims: Sequence[int]) -> Iterator[Axis]:
 
 def _elementwise(operands: _Operands) -> Iterator[Axis]:
     """Yield rows along each dimension of the result; operands are broadcast."""
-    yield from _broadcast(operands, operands.shape(operands.made), [name for name in operands.node.input if name])
+    yield from _broadcast(operands, operands.shape(operands.result), [name for name in operands.node.input if name])
 
 
 def _broadcast(operands: _Operands, shape: Shape, names: Sequence[str], trailing: int = 0) -> Iterator[Axis]:
@@ -173,7 +173,7 @@ def _softmax(operands: _Operands) -> Iterator[Axis]:
 
 
 def _gemm(operands: _Operands) -> Iterator[Axis]:
-    (left, right), made = operands.node.input[:2], operands.made
+    (left, right), made = operands.node.input[:2], operands.result
     rows, columns = operands.shape(made)
     added = operands.given(2)
     of_added = operands.shape(added) if added else ()
@@ -192,7 +192,7 @@ def _gemm(operands: _Operands) -> Iterator[Axis]:
 
 def _matmul(operands: _Operands) -> Iterator[Axis]:
     left, right = operands.node.input
-    made = operands.made
+    made = operands.result
     of_left, of_right, shape = (operands.shape(name) for name in (left, right, made))
     if left == right or min(len(of_left), len(of_right)) < 2:  # vectors
         return
@@ -215,24 +215,24 @@ def _reduced(operands: _Operands) -> Iterator[Axis]:
     kept = [dim for dim in range(rank) if dim not in gone]
     keeps = integer_attribute(operands.node, "keepdims", 1)
     for place, dim in enumerate(kept):
-        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.made: Part(dim if keeps else place)})
+        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(dim if keeps else place)})
     if operands.node.op_type == "ReduceSum":
         for dim in sorted(gone):
-            yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.made: SUM})
+            yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: SUM})
 
 
 def _transposed(operands: _Operands) -> Iterator[Axis]:
     shape = operands.shape(operands.first)
     order = integers_attribute(operands.node, "perm") or tuple(reversed(range(len(shape))))
     for made, dim in enumerate(order):
-        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.made: Part(made)})
+        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(made)})
 
 
 def _reshaped(operands: _Operands) -> Iterator[Axis]:
     """Yield dimensions that begin at the same place among the elements, of which one is a multiple of the other."""
     if operands.node.op_type == "Reshape" and operands.numbers(1) is None:
         return
-    given, made = operands.shape(operands.first), operands.shape(operands.made)
+    given, made = operands.shape(operands.first), operands.shape(operands.result)
     begins = {prod(made[:dim]): dim for dim in reversed(range(len(made))) if made[dim] > 1}
     for dim, size in enumerate(given):
         other = begins.get(prod(given[:dim]))
@@ -241,20 +241,20 @@ def _reshaped(operands: _Operands) -> Iterator[Axis]:
         rows = min(size, made[other])
         if size % rows == 0 and made[other] % rows == 0:
             parts = Part(dim, size // rows), Part(other, made[other] // rows)
-            yield Axis(rows, {operands.first: parts[0]}, {operands.made: parts[1]})
+            yield Axis(rows, {operands.first: parts[0]}, {operands.result: parts[1]})
 
 
 def _expanded(operands: _Operands) -> Iterator[Axis]:
     if operands.numbers(1) is not None:
-        yield from _broadcast(operands, operands.shape(operands.made), [operands.first])
+        yield from _broadcast(operands, operands.shape(operands.result), [operands.first])
 
 
 def _joined(operands: _Operands) -> Iterator[Axis]:
-    shape, axis = operands.shape(operands.made), operands.axis(0)
+    shape, axis = operands.shape(operands.result), operands.axis(0)
     names = dict.fromkeys(operands.node.input)
     for dim, size in enumerate(shape):
         if dim != axis:
-            yield Axis(size, {name: Part(dim) for name in names}, {operands.made: Part(dim)})
+            yield Axis(size, {name: Part(dim) for name in names}, {operands.result: Part(dim)})
 
 
 def _unsliced(operands: _Operands) -> Iterator[Axis]:
@@ -274,11 +274,11 @@ def _gathered(operands: _Operands) -> Iterator[Axis]:
         return
     of_data, of_indices, axis = operands.shape(data), operands.shape(indices), operands.axis(0)
     for dim, size in enumerate(of_indices):
-        yield Axis(size, {indices: Part(dim)}, {operands.made: Part(axis + dim)})
+        yield Axis(size, {indices: Part(dim)}, {operands.result: Part(axis + dim)})
     for dim, size in enumerate(of_data):
         if dim != axis:
             made = dim if dim < axis else dim + len(of_indices) - 1
-            yield Axis(size, {data: Part(dim)}, {operands.made: Part(made)})
+            yield Axis(size, {data: Part(dim)}, {operands.result: Part(made)})
 
 
 def _padded(operands: _Operands) -> Iterator[Axis]:

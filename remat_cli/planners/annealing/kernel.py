@@ -35,7 +35,7 @@ TIME, OWN_BYTES, CAN_RERUN, INPLACE, SAVED = range(5)
 PRODUCER, SIZE, IS_OUTPUT = range(3)
 # Rows of the tables of a sequence.
 RUNS, INSTANCES, NODES, LENGTH, MARK, PRICED = range(6)
-OP, OWN, THERE, FIRST_NODE, FIRST_MADE, POSITION, GONE, PATH = range(8)
+OP, OWN, THERE, FIRST_NODE, FIRST_INSTANCE, POSITION, GONE, PATH = range(8)
 ORDER, EXCESS, BETWEEN, CHANGE, RELIEF = range(5)
 READER, READS, LATER, EARLIER = range(4)
 MAKER, TENSOR, KEPT, HEAD, TAIL, NEXT, PREVIOUS = range(7)
@@ -114,7 +114,7 @@ def _read_by(g: GraphTables, op: int) -> Ints:
 
 
 @compiled
-def _made_by(g: GraphTables, op: int) -> Ints:
+def _outputs_of(g: GraphTables, op: int) -> Ints:
     """Return the tensors that an op produces."""
     return g.makes[g.start[MAKES_START, op] : g.start[MAKES_START, op + 1]]
 
@@ -127,9 +127,9 @@ def _nodes(g: GraphTables, s: Tables, run: int) -> range:
 
 
 @compiled
-def _made(g: GraphTables, s: Tables, run: int) -> range:
+def _instances(g: GraphTables, s: Tables, run: int) -> range:
     """Return the instances that a run produces."""
-    op, first = s.runs[OP, run], s.runs[FIRST_MADE, run]
+    op, first = s.runs[OP, run], s.runs[FIRST_INSTANCE, run]
     return range(first, first + g.start[MAKES_START, op + 1] - g.start[MAKES_START, op])
 
 
@@ -182,7 +182,7 @@ def _add_run(g: GraphTables, s: Tables, op: int, is_first_layout: bool) -> int:
     run: int = count[RUNS]
     count[RUNS] += 1
     s.runs[OP, run], s.runs[OWN, run], s.runs[THERE, run] = op, g.ops[OWN_BYTES, op], True
-    s.runs[FIRST_NODE, run], s.runs[FIRST_MADE, run] = count[NODES], count[INSTANCES]
+    s.runs[FIRST_NODE, run], s.runs[FIRST_INSTANCE, run] = count[NODES], count[INSTANCES]
     s.runs[GONE, run] = 0
     s.ops[COPIES, op] += 1
     for tensor in _read_by(g, op):
@@ -190,7 +190,7 @@ def _add_run(g: GraphTables, s: Tables, op: int, is_first_layout: bool) -> int:
         count[NODES] += 1
         s.nodes[READER, node] = run
         _read(s, node, s.tensors[NEWEST, tensor] if is_first_layout else s.tensors[SOURCE, tensor])
-    for tensor in _made_by(g, op):
+    for tensor in _outputs_of(g, op):
         instance = count[INSTANCES]
         count[INSTANCES] += 1
         s.instances[MAKER, instance], s.instances[TENSOR, instance], s.instances[KEPT, instance] = run, tensor, False
@@ -292,7 +292,7 @@ def _list_restless(g: GraphTables, s: Tables, moves: Ints, lacking: Ints) -> int
         first, last = 0, s.counts[LENGTH] - 1
         for node in _nodes(g, s, run):
             first = max(first, s.instances[MAKER, s.nodes[READS, node]] + 1)
-        for instance in _made(g, s, run):
+        for instance in _instances(g, s, run):
             if s.instances[TAIL, instance] >= 0:
                 last = min(last, s.nodes[READER, s.instances[TAIL, instance]] - 1)
         if first < last and lacking[last + 1] > lacking[first]:
@@ -389,7 +389,7 @@ def _move(g: GraphTables, s: Tables, run: int, price: float, draw: float, shares
     first, last = 0, s.counts[LENGTH] - 1
     for node in _nodes(g, s, run):
         first = max(first, s.runs[POSITION, s.instances[MAKER, s.nodes[READS, node]]] + 1)
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         reader = s.instances[HEAD, instance]
         while reader >= 0:
             last = min(last, s.runs[POSITION, s.nodes[READER, reader]] - 1)
@@ -426,7 +426,7 @@ def _raise(g: GraphTables, s: Tables, run: int, first: int, count: int) -> None:
             rise[min(max(_last_other(s, node) + 1 - first, 0), count + 1)] -= g.tensors[
                 SIZE, s.instances[TENSOR, instance]
             ]
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
             level += g.tensors[SIZE, s.instances[TENSOR, instance]]
     for place in range(count + 1):
@@ -497,7 +497,7 @@ def _leave_out(
     lacking = _lacking_without(s, s.runs[POSITION, run], start, stop)
     if not _accepts(price * lacking - _time_without(g, s, run), temperature, draw, shares):
         return
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
             _hand_over(s, instance, s.tensors[SOURCE, s.instances[TENSOR, instance]], 0)
         before, after = s.instances[PREVIOUS, instance], s.instances[NEXT, instance]
@@ -522,7 +522,7 @@ def _span_without(g: GraphTables, s: Tables, run: int) -> tuple[int, int]:
     """
     at = s.runs[POSITION, run]
     start = stop = at
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
             other = _latest(s, s.instances[TENSOR, instance], at)
             if other < 0:
@@ -546,7 +546,7 @@ def _change_without(g: GraphTables, s: Tables, run: int, start: int, stop: int) 
     at, change, relief = s.runs[POSITION, run], s.line[CHANGE], s.line[RELIEF]
     change[start : at + 1] = 0
     relief[at + 1 : stop + 2] = 0
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         if s.instances[HEAD, instance] >= 0 or s.instances[KEPT, instance]:
             tensor = s.instances[TENSOR, instance]
             size, end = g.tensors[SIZE, tensor], _last_read(s, s.tensors[SOURCE, tensor])
@@ -653,7 +653,7 @@ def _time_without(g: GraphTables, s: Tables, run: int) -> int:
 
 @compiled
 def _serves_only(g: GraphTables, s: Tables, run: int, mark: int) -> bool:
-    for instance in _made(g, s, run):
+    for instance in _instances(g, s, run):
         if s.instances[KEPT, instance]:
             return False
         node = s.instances[HEAD, instance]
@@ -732,7 +732,7 @@ def _change_with(g: GraphTables, s: Tables, instance: int, begin: int, end: int,
     """
     mark, start, change = s.counts[MARK], begin, s.line[CHANGE]
     for at in range(number):
-        for made in _made_by(g, s.ops[NEW, at]):
+        for made in _outputs_of(g, s.ops[NEW, at]):
             s.tensors[LAST_USE, made] = -1
     for at in range(number):
         for read in _read_by(g, s.ops[NEW, at]):
@@ -756,7 +756,7 @@ def _has_room(g: GraphTables, s: Tables, number: int) -> bool:
     reads = makes = 0
     for at in range(number):
         reads += len(_read_by(g, s.ops[NEW, at]))
-        makes += len(_made_by(g, s.ops[NEW, at]))
+        makes += len(_outputs_of(g, s.ops[NEW, at]))
     # Memory is also noted before the first run and after the last.
     is_short = s.counts[RUNS] + number > s.runs.shape[1] or s.counts[LENGTH] + number + 3 > s.line.shape[1]
     return not (
@@ -823,7 +823,7 @@ def _choose(g: GraphTables, s: Tables, instance: int, begin: int, end: int, pric
                 s.tensors[SOURCE, other] = latest
                 if _last_read(s, latest) < end:
                     s.tensors[LATE_AT, other] = mark
-        for made in _made_by(g, again):
+        for made in _outputs_of(g, again):
             s.tensors[MADE_AT, made] = mark
     return number
 
@@ -941,7 +941,7 @@ def _levels(g: GraphTables, s: Tables, tensor: int, number: int, level: int) -> 
         op = s.ops[NEW, at]
         time += g.ops[TIME, op]
         s.ops[LEVEL, at], s.ops[DURING, at] = level, level + g.ops[OWN_BYTES, op]
-        for other in _made_by(g, op):
+        for other in _outputs_of(g, op):
             if s.tensors[LAST_USE, other] > at:
                 s.tensors[LATE_AT, other] = mark
             if s.tensors[LATE_AT, other] == mark:
@@ -978,13 +978,13 @@ def useful(g: GraphTables, s: Tables) -> Ints:
     for at in range(length - 1, -1, -1):
         op = ops[at]
         is_useful = is_first[at] and not has_run[op]
-        for made in _made_by(g, op):
+        for made in _outputs_of(g, op):
             is_useful = is_useful or needed[made]
         if is_useful:
             start -= 1
             ops[start] = op
             has_run[op] = True
-            for made in _made_by(g, op):
+            for made in _outputs_of(g, op):
                 needed[made] = False
             for read in _read_by(g, op):
                 needed[read] = True

@@ -109,13 +109,13 @@ class ChoiceWindow:
         if instance not in self._kept:
             self._kept[instance] = len(self._model.proto.variables)
             self._model.proto.variables.add().domain.extend((0, 1))
-        maker = int(self._cut_point.sequence.made[0][instance])
+        maker = int(self._cut_point.sequence.instances[0][instance])
         return [self._kept[instance], maker] if self._possible[maker] else [self._kept[instance]]
 
     def _add_preferences(self, weights: NDArray[np.float64], steps: int) -> None:
         sequence, objective = self._cut_point.sequence, self._model.proto.objective
         instances = np.array(list(self._kept), dtype=np.int64)
-        unwelcome = sequence.bytes[instances] * weights[sequence.made[1][instances]]
+        unwelcome = sequence.bytes[instances] * weights[sequence.instances[1][instances]]
         share = _SHARE_OF_PREFERENCES * steps * sequence.time / max(float(unwelcome.sum()), 1.0)
         objective.vars.extend(self._kept.values())
         objective.coeffs.extend(np.floor(share * unwelcome).astype(np.int64).tolist())

@@ -73,7 +73,7 @@ class CutPoint:
 
     def __init__(self, sequence: RematSequence, at: int) -> None:
         self.sequence, self.at = sequence, at
-        produced_at = sequence.made[0]
+        produced_at = sequence.instances[0]
         self._count = count = int(np.searchsorted(produced_at, at))  # number of instances produced before
         read_at, instance = sequence.read
         needed = np.zeros(len(produced_at), dtype=np.bool_)
@@ -114,7 +114,7 @@ class CutPoint:
         reader, read = sequence.inputs.expand(self.may_run_again)
         tails = np.concatenate([runs[self.may_run_again], instances, runs[self.may_run_again[reader]]])
         heads = np.concatenate(
-            [np.full(len(self.may_run_again), _SINK), runs[sequence.made[0][:count]], instances[read]]
+            [np.full(len(self.may_run_again), _SINK), runs[sequence.instances[0][:count]], instances[read]]
         )
         return tails, heads
 
@@ -146,7 +146,7 @@ class CutPoint:
         is_source = np.zeros(2 + len(self.may_run_again) + len(keeping), dtype=np.bool_)
         is_source[flow.get_source_side_min_cut()] = True
         is_again, is_needed = is_source[self._run_node], is_source[self._instance_node]
-        is_kept = is_needed & ~is_again[self.sequence.made[0][: self._count]] & ~self.is_here
+        is_kept = is_needed & ~is_again[self.sequence.instances[0][: self._count]] & ~self.is_here
         return is_again, is_kept, flow.optimal_flow()
 
     def maximum_flow(self, again: Ints, keeping: Ints) -> tuple[SimpleMaxFlow, Ints]:
@@ -186,7 +186,7 @@ class CutPoint:
             weights: [T] factors on the price of the bytes of each tensor.
             limits: limits after which no further price is tried.
         """
-        weighted = self.sequence.bytes[: self._count] * weights[self.sequence.made[1][: self._count]]
+        weighted = self.sequence.bytes[: self._count] * weights[self.sequence.instances[1][: self._count]]
         best = None
         for _, choice, _ in self._choices(room, weighted):
             if choice.bytes <= room and (best is None or choice.time < best.time):

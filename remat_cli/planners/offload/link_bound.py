@@ -153,7 +153,7 @@ class LinkCut:
     def _windows_out(self) -> Iterator[_LinkWindow]:
         """Yield windows that end at the moment, longest first."""
         sequence, at = self._point.sequence, self._point.at
-        makers = sequence.ops[sequence.made[0][: self._count]]
+        makers = sequence.ops[sequence.instances[0][: self._count]]
         is_late = self._is_after.copy()
         is_late[self._op] = True
         longest = int(self._time[~is_late].sum())
@@ -287,7 +287,7 @@ class LinkCut:
         left = np.array([window.time for window in windows], dtype=np.float64)
         excess = float(self._link_time[is_had].sum()) - self._room / float(self._rate)
         moved = np.zeros(len(self._graph.tensors), dtype=np.bool_)
-        tensors = self._point.sequence.made[1]
+        tensors = self._point.sequence.instances[1]
         for instance in np.flatnonzero(is_had & (self._sizes > 0)).tolist():
             if excess <= 0:
                 break

@@ -116,14 +116,14 @@ class RematSequence:
         return ~first
 
     @cached_property
-    def made(self) -> tuple[Ints, Ints]:
+    def instances(self) -> tuple[Ints, Ints]:
         """[I] position and tensor of each instance."""
         return self.reads.outputs.expand(self.ops)
 
     @cached_property
     def bytes(self) -> Ints:
         """[I] size of each instance."""
-        return self.reads.graph.arrays.tensor_bytes[self.made[1]]
+        return self.reads.graph.arrays.tensor_bytes[self.instances[1]]
 
     @cached_property
     def read(self) -> tuple[Ints, Ints]:
@@ -140,7 +140,7 @@ class RematSequence:
 
     @cached_property
     def _by_tensor(self) -> tuple[Ints, Ints]:
-        at, tensor = self.made
+        at, tensor = self.instances
         keys = tensor * (len(self) + 1) + at
         order = np.argsort(keys)
         return keys[order], order
@@ -154,7 +154,7 @@ class RematSequence:
     @cached_property
     def last_read(self) -> Ints:
         """[I] position of each instance's last read, or production if unread."""
-        last: Ints = self.made[0].copy()
+        last: Ints = self.instances[0].copy()
         at, instance = self.read
         last[instance] = np.maximum(last[instance], at)  # positions ascend: the last value written is the largest
         return last
@@ -179,7 +179,7 @@ class RematSequence:
         Every instance is freed at its last read.
         """
         change = np.zeros(len(self) + 2, dtype=np.int64)
-        np.add.at(change, self.made[0], self.bytes)
+        np.add.at(change, self.instances[0], self.bytes)
         np.add.at(change, self.last_read + 1, -self.bytes)
         graph = self.reads.graph
         workspace = graph.arrays.workspace_bytes[self.ops]
@@ -249,7 +249,7 @@ class RematSequence:
                 reruns.
         """
         again = np.append(again, np.zeros(len(self) + 1 - at, dtype=np.bool_))
-        produced_at = self.made[0]
+        produced_at = self.instances[0]
         read_at, instance = self.read
         late = np.flatnonzero((read_at > at) & again[produced_at[instance]])
         makers: list[int] = produced_at[instance[late]].tolist()
@@ -282,7 +282,7 @@ class RematSequence:
 
     @cached_property
     def _maker_of(self) -> list[int]:
-        makers: list[int] = self.made[0].tolist()
+        makers: list[int] = self.instances[0].tolist()
         return makers
 
 

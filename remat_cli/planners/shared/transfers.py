@@ -102,7 +102,7 @@ class IdleGaps:
             sequence: the sequence of runs.
             may_move: [T] whether each tensor of the graph may move.
         """
-        produced_at, tensor = sequence.made
+        produced_at, tensor = sequence.instances
         read_at, read = sequence.read
         moves = may_move[tensor]
         inside = moves[read]
@@ -191,7 +191,7 @@ class OffloadSequence(RematSequence):
     @cached_property
     def _away(self) -> tuple[Ints, Ints, Ints]:
         """Instances, the first run without each, and the run before its prefetch."""
-        gaps, start, produced_at = self.gaps, self._start, self.made[0]
+        gaps, start, produced_at = self.gaps, self._start, self.instances[0]
         end = np.append(self._end, np.inf)
         instance, left, wanted = gaps.instance, gaps.left_after, gaps.wanted_at
         for queued in (False, True):
@@ -248,7 +248,7 @@ class OffloadSequence(RematSequence):
         """
         memory = self._held.copy()
         gaps = self.gaps
-        produced_at, tensor = self.made
+        produced_at, tensor = self.instances
         names = self.graph.arrays.tensor_names
         possible = [
             Absence(names[tensor[each]], int(self.bytes[each]), int(produced_at[each]), left, wanted)
@@ -266,7 +266,7 @@ class OffloadSequence(RematSequence):
         """[G] the first run before which each instance's host copy is complete."""
         instance = self.gaps.instance
         duration = _once(instance, self.bytes[instance] * self.time_per_byte)
-        out = _ends(self._end[self.made[0][instance]], duration, queued=True)
+        out = _ends(self._end[self.instances[0][instance]], duration, queued=True)
         return np.maximum(self.gaps.left_after + 1, np.searchsorted(self._start, out))
 
     def _latest(self, absent: Sequence[Absence]) -> list[int]:

@@ -26,7 +26,7 @@ from remat_cli.pytorch.memory.live import LiveBytes, LiveOnCpu, bytes_in, live_o
 from remat_cli.pytorch.memory.shards import gathered_parameters, parameters_at_rest
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.autograd import at_end_of_backward, is_profiling
-from remat_cli.pytorch.unstable.modules import parallel_around
+from remat_cli.pytorch.unstable.modules import enclosing_parallel
 
 _FIRST_STEPS = 3
 _STEPS_WITH_STATE = 2  # gradients are accumulated in the second such step, if at all
@@ -263,7 +263,7 @@ def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:
     """
     parameters = [parameter for module in modules for parameter in parameters_at_rest(module)]
     there = [parameter.grad for parameter in parameters if parameter.grad is not None and gradients]
-    parallel = parallel_around()
+    parallel = enclosing_parallel()
     if parallel is None:
         return bytes_in(there)
     buckets: int = sum(parameter.nbytes for parameter in parallel.parameters() if parameter.requires_grad)

@@ -6,9 +6,9 @@ moved is told at the first use of the room, as torch is loaded; what behaves oth
 
 from __future__ import annotations
 
-from remat_cli.pytorch.unstable.versions import told_as_unsupported
+from remat_cli.pytorch.unstable.versions import explained_as_unsupported
 
-with told_as_unsupported():
+with explained_as_unsupported():
     from remat_cli.pytorch.unstable import (  # noqa: F401
         autograd,
         decompositions,

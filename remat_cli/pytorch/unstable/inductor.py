@@ -21,7 +21,7 @@ from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.pytorch.unstable.dispatch import is_watched
 from remat_cli.pytorch.unstable.fakes import mode_of
 from remat_cli.pytorch.unstable.joint_graphs import Boxed, as_captured_with, mode_of_capture, strides_reported
-from remat_cli.pytorch.unstable.versions import told_as_unsupported
+from remat_cli.pytorch.unstable.versions import explained_as_unsupported
 
 # How functions are named that make memory, and kernels, in the code that calls the kernels of a graph.
 _MAKES_MEMORY, _KERNELS = "empty_strided_", ("cpp_", "triton_")
@@ -95,7 +95,7 @@ def _quietly() -> Iterator[None]:
     Raises:
         UsageError: torch has moved or dropped a part.
     """
-    with warnings.catch_warnings(), told_as_unsupported():
+    with warnings.catch_warnings(), explained_as_unsupported():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 

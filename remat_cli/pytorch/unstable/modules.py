@@ -54,7 +54,7 @@ def makes_tensors(function: Any) -> bool:
     return function in _device_constructors()
 
 
-def parallel_around() -> nn.parallel.DistributedDataParallel | None:
+def enclosing_parallel() -> nn.parallel.DistributedDataParallel | None:
     """Return the DistributedDataParallel whose call runs; None where none does."""
     return nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call,no-any-return]
 

@@ -22,7 +22,7 @@ def unsupported(fault: str) -> UsageError:
 
 
 @contextmanager
-def told_as_unsupported() -> Iterator[None]:
+def explained_as_unsupported() -> Iterator[None]:
     """Turn errors over missing parts of torch into advice.
 
     Raises:

@@ -12,7 +12,7 @@ from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.loop import Interruption, run_jobs
 from remat_cli.batch.result_lines import JobLine
 from remat_cli.core.problem import Observer
-from tests.plans import Told
+from tests.plans import RecordingObserver
 from tests.unit.batch.models import Here, jobs_on, write_graphs
 
 
@@ -33,7 +33,7 @@ def record(job: Job, outcome: JobOutcome) -> JobLine:
 
 def test_every_job_is_run_in_order_and_told(tmp_path: Path) -> None:
     jobs = jobs_on(*write_graphs(tmp_path, "a", "b", "c"))
-    executor, observe = Slots(), Told()
+    executor, observe = Slots(), RecordingObserver()
     with Interruption() as interruption:
         lines = run_jobs(jobs, executor, record, interruption, observe)
     assert [line.graph for line in lines] == ["a", "b", "c"]

@@ -9,7 +9,7 @@ import pytest
 
 from remat_cli.core.problem import Bound, Observer, PassingObserver, Plan, Scope
 from remat_cli.core.schedule import Schedule
-from tests.plans import Told, told
+from tests.plans import RecordingObserver, told
 
 PLAN: Plan = told(Schedule(()))
 BOUND = Bound(3, Scope.ANY_ORDER)
@@ -30,7 +30,7 @@ def test_everything_that_an_observer_is_told_is_passed_on(method: str) -> None:
 
 
 def test_it_is_passed_on_as_it_is() -> None:
-    heard = Told()
+    heard = RecordingObserver()
     passing = PassingObserver(PassingObserver(heard))
     passing.begins()
     passing.phase("searching")
@@ -53,5 +53,5 @@ def test_judging_is_surrounded_by_what_whoever_asked_says() -> None:
 
 
 def test_whoever_asked_says_whether_it_is_enough() -> None:
-    assert not PassingObserver(Told()).has_enough
+    assert not PassingObserver(RecordingObserver()).has_enough
     assert PassingObserver(PassingObserver(Enough())).has_enough

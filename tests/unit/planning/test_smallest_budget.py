@@ -15,7 +15,7 @@ from remat_cli.planners.keep_all import KeepAll
 from remat_cli.planning import SmallestBudget, plan
 from remat_cli.units import BudgetSpec
 from tests.graphs import training_chain
-from tests.plans import Told, asking, prepared, told
+from tests.plans import RecordingObserver, asking, prepared, told
 
 # The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14.
 GRAPH = training_chain(4)
@@ -233,7 +233,7 @@ def test_a_planner_is_let_run_on_until_its_overhead_is_allowed() -> None:
 
 
 def test_progress_tells_how_good_the_plans_of_the_search_are() -> None:
-    heard = Told()
+    heard = RecordingObserver()
     planner = Improving()
     request = asking(planner, budget=BudgetSpec(smallest=True))
     plan(prepared(GRAPH), request, heard)

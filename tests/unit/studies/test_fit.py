@@ -18,7 +18,7 @@ from remat_cli.planners.keep_all import KeepAll
 from remat_cli.prepare import Prepared
 from remat_cli.studies.fit import Fit, Question, fit, largest
 from tests.graphs import training_chain
-from tests.plans import Told, asking, prepared, told
+from tests.plans import RecordingObserver, asking, prepared, told
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def test_the_planner_is_let_run_on_at_the_value_that_was_found_only() -> None:
 
 
 def test_progress_names_the_value() -> None:
-    told = Told()
+    told = RecordingObserver()
     fit(Question("batch", asking(Recomputing()).at(4), at_most=1), chain, told)
     assert told.phases == ["reading the model at batch=1", "batch=1 · planning"]
 

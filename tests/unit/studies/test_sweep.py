@@ -18,7 +18,7 @@ from remat_cli.planners.keep_all import KeepAll
 from remat_cli.studies.sweep import Curve, Point, Sweep, sweep
 from remat_cli.units import parse_budgets
 from tests.graphs import training_chain, training_unet
-from tests.plans import Told, asking, prepared, told
+from tests.plans import RecordingObserver, asking, prepared, told
 
 # The plain run peaks at 5 bytes and takes 13; recomputing f1 brings that to 4 and 14; recomputing it twice, to 15.
 GRAPH = training_chain(4)
@@ -251,7 +251,7 @@ def test_rotor_makes_its_table_once_for_all_budgets() -> None:
 
 
 def test_progress_names_the_planner_and_how_far_it_is() -> None:
-    told = Told()
+    told = RecordingObserver()
     named = {"first": asking(Answers({6: PlannerRefuses("no")})), "second": asking(KeepAll())}
     sweep(prepared(GRAPH), named, parse_budgets("4,6"), told)
     assert told.phases == [
@@ -262,7 +262,7 @@ def test_progress_names_the_planner_and_how_far_it_is() -> None:
 
 
 def test_progress_tells_who_is_asked_and_how_good_the_plans_are_at_each_budget() -> None:
-    told = Told()
+    told = RecordingObserver()
     sweep(prepared(GRAPH), {"auto": Request(planner=PlannerChoice("auto"))}, parse_budgets("4,5"), told)
     assert told.begun == 2
     assert len(told.asked) >= 1

@@ -34,7 +34,7 @@ from remat_cli.planning import FirstPlan
 from remat_cli.synthesis import synthesize
 from tests.graphs import diamond, graph_of, op, residual_step, training_chain, training_unet
 from tests.oracle import least_peak
-from tests.plans import Impatient, Told, at_share
+from tests.plans import Impatient, RecordingObserver, at_share
 
 NO_CLOCK = 600.0
 
@@ -45,9 +45,9 @@ def unet(share: float) -> Problem:
 
 
 @cache
-def unet_planned(share: float) -> tuple[Solution, Told]:
+def unet_planned(share: float) -> tuple[Solution, RecordingObserver]:
     """Plan a U-Net as far as it goes; return also what was told on the way."""
-    told = Told()
+    told = RecordingObserver()
     return solve(unet(share), Auto(time_limit=NO_CLOCK), told), told
 
 
@@ -73,7 +73,7 @@ def test_tells_bound_overhead_and_who_found_it_first_to_last() -> None:
 
 
 def test_an_ample_budget_is_settled_by_the_plain_run() -> None:
-    told = Told()
+    told = RecordingObserver()
     solution = solve(at_share(training_unet(4), 1.0), Auto(), told)
     assert (solution.status, solution.scope, solution.result.found_by) == (
         Status.OPTIMAL,
@@ -86,7 +86,7 @@ def test_an_ample_budget_is_settled_by_the_plain_run() -> None:
 def test_ends_as_soon_as_the_bound_is_met() -> None:
     graph = training_chain(12, size=10)
     problem = at_share(graph, 0.9)
-    told = Told()
+    told = RecordingObserver()
     solution = solve(problem, Auto(), told)
     assert (solution.status, solution.scope) == (Status.OPTIMAL, Scope.ANY_ORDER)
     assert "retention" not in told.asked
@@ -131,7 +131,7 @@ def _no_proof_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_proof_at_once")
 def test_that_nothing_fits_a_small_graph_is_proven_by_trying_everything() -> None:
     graph = diamond()
-    told = Told()
+    told = RecordingObserver()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
     assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
     assert told.asked[-1] == "shortest_path"
@@ -152,7 +152,7 @@ def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(m
     quick = (Turn("shortest_path", Members.settle, work=3),)
     monkeypatch.setattr(portfolio, "RECOMPUTING", (Stage(few.when, quick, few.why), *others))
     graph = diamond()
-    told = Told()
+    told = RecordingObserver()
     solution = solve(Problem(graph, Budget(least_peak(graph).peak_bytes - 1)), Auto(), told)
     assert (solution.status, solution.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
     assert told.asked.count("shortest_path") == 2
@@ -161,7 +161,7 @@ def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(m
 def test_a_residual_step_that_others_leave_open_is_settled_by_trying_everything() -> None:
     """Four blocks of one size, in 50 % of the plain peak: the bound of cuts ends 3.8 points below the best plan."""
     graph = residual_step(4)
-    told = Told()
+    told = RecordingObserver()
     solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes // 2)), Auto(), told)
     assert (solution.status, len(graph.ops)) == (Status.OPTIMAL, 31)
     assert told.asked[-1] == "shortest_path"
@@ -170,7 +170,7 @@ def test_a_residual_step_that_others_leave_open_is_settled_by_trying_everything(
 def test_a_small_training_graph_is_planned_as_a_chain_before_searches_begin_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class UntilRotor(Told):
+    class UntilRotor(RecordingObserver):
         @property
         def has_enough(self) -> bool:
             return "rotor" in self.asked
@@ -192,7 +192,7 @@ def test_the_smallest_budget_of_a_chain_is_met_by_planning_it_as_a_chain() -> No
 def test_where_any_plan_will_do_a_small_graph_is_not_settled() -> None:
     """It would take each refusal of a search for the smallest budget seconds."""
     graph = residual_step(4)
-    told = Told()
+    told = RecordingObserver()
     first = FirstPlan(baseline_of(graph).time, told, max_overhead=None)
     solution = solve(Problem(graph, Budget(baseline_of(graph).peak_bytes * 45 // 100)), Auto(), first)
     assert solution.trace is None
@@ -200,7 +200,7 @@ def test_where_any_plan_will_do_a_small_graph_is_not_settled() -> None:
 
 
 def test_bounds_of_a_planners_own_plans_are_not_passed_on() -> None:
-    told = Told()
+    told = RecordingObserver()
     problem = at_share(training_unet(4), 0.8)
     listener = Listener(Incumbent(problem, told, Scope.ANY_ORDER))
     time = problem.graph.total_time
@@ -226,7 +226,7 @@ def test_ctrl_c_keeps_the_best_plan_and_who_found_it() -> None:
     assert solution.result.found_by == "dtr"
 
 
-class InterruptTheProof(Told):
+class InterruptTheProof(RecordingObserver):
     """Presses Ctrl-C when the bound is being proven."""
 
     def phase(self, text: str) -> None:
@@ -240,7 +240,7 @@ def test_ctrl_c_in_the_proof_keeps_a_plan() -> None:
     assert solution.status is Status.FEASIBLE
 
 
-class Late(Told):
+class Late(RecordingObserver):
     """Lets time pass, far beyond any limit, where one of the phases begins."""
 
     def __init__(self, at: int) -> None:
@@ -257,7 +257,7 @@ class Late(Told):
             self.now += 1e9
 
 
-class BeforeAnyProof(Told):
+class BeforeAnyProof(RecordingObserver):
     """Counts the plans that there are when the first proof begins."""
 
     plans_before: int | None = None
@@ -306,7 +306,7 @@ def test_what_one_solver_says_of_several_moments_is_checked_by_another(
 
 def test_planners_hand_plans_over_without_naming_their_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RematSequence, "of_names", lambda *_: pytest.fail("a plan was made of names again"))
-    told = Told()
+    told = RecordingObserver()
     Auto(time_limit=NO_CLOCK).plan(unet(0.6), told)
     assert len(set(told.asked)) > 3
 

@@ -11,7 +11,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
 from tests.graphs import chain, training_chain, training_unet
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 GRAPH = training_unet(4)
 PLAIN = baseline_of(GRAPH).peak_bytes
@@ -28,7 +28,7 @@ def test_where_the_plain_run_fits_no_run_is_tried() -> None:
 
 
 def test_a_plan_fits_and_says_how_many_runs_it_took() -> None:
-    told = Told()
+    told = RecordingObserver()
     result = searched(PLAIN - 8, told, heuristic=Heuristic.H_DTR)
     assert result.status is Status.FEASIBLE
     assert result.schedule is not None

@@ -35,7 +35,7 @@ def test_leaving_out_useless_reruns_costs_nothing(sequence: RematSequence) -> No
 def closures(cut_point: CutPoint) -> list[tuple[np.ndarray, int, int]]:
     """Every choice at a moment, one by one: what runs again, bytes kept, and time."""
     sequence, at = cut_point.sequence, cut_point.at
-    produced_at, read_at, instance = sequence.made[0], *sequence.read
+    produced_at, read_at, instance = sequence.instances[0], *sequence.read
     here = set(sequence.inputs[at].tolist())
     wanted_later = {i for i, where in zip(instance.tolist(), read_at.tolist(), strict=True) if where > at}
     wanted_later = {i for i in wanted_later if produced_at[i] < at}
@@ -53,7 +53,7 @@ def closures(cut_point: CutPoint) -> list[tuple[np.ndarray, int, int]]:
 def test_cut_is_the_best_choice_at_its_price(sequence: RematSequence, data: st.DataObject) -> None:
     cut_point = CutPoint(sequence, data.draw(st.integers(0, min(len(sequence) - 1, 7))))
     price = data.draw(st.floats(0.01, 20))
-    weighted = sequence.bytes[: int(np.searchsorted(sequence.made[0], cut_point.at))].astype(np.float64)
+    weighted = sequence.bytes[: int(np.searchsorted(sequence.instances[0], cut_point.at))].astype(np.float64)
     choice, _ = cut_point.choose(price, weighted)
     every = closures(cut_point)
     assert (choice.bytes, choice.time) in {(size, time) for _, size, time in every}

@@ -21,7 +21,7 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.synthesis import synthesize
 from tests.graphs import graph_of, op, training_chain
-from tests.plans import Told, at_share
+from tests.plans import RecordingObserver, at_share
 
 UNET = synthesize(UNet(), ops=150).graph
 
@@ -113,7 +113,7 @@ def test_plans_in_the_order_of_what_it_starts_from() -> None:
 
 
 def test_tells_of_each_better_plan_and_of_its_bound() -> None:
-    told = Told()
+    told = RecordingObserver()
     result = MinCut(work_limit=0.3).plan(at_share(UNET, 0.35), told)
     found = [plan.time for plan in told.plans]
     assert len(found) > 1

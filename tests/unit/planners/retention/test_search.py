@@ -16,7 +16,7 @@ from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
 from tests.graphs import training_chain, training_unet
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 GRAPH = training_unet(4)
 PROBLEM = Problem(GRAPH, Budget(baseline_of(GRAPH).peak_bytes * 8 // 10))
@@ -32,7 +32,7 @@ def test_counted_work_alone_gives_the_same_twice() -> None:
 
 @pytest.mark.parametrize("order", OrderChoice)
 def test_bounds_come_and_grow(order: OrderChoice) -> None:
-    told = Told()
+    told = RecordingObserver()
     result = Retention(order=order, time_limit=NO_CLOCK).plan(PROBLEM, told)
     assert "proving a bound" in told.phases
     for scope in Scope:

@@ -18,7 +18,7 @@ from remat_cli.planners.rotor.search import rotor_plans
 from remat_cli.planners.shared.chain import Cuts
 from tests.graphs import graph_of, op, training_chain, training_unet
 from tests.paper_chains import Chain, rotor_needs
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 
 def planned(graph: Graph, budget: int, planner: Rotor | None = None) -> PlanResult:
@@ -129,7 +129,7 @@ def test_where_nothing_fits_the_closest_plan_is_told() -> None:
 
 def test_chain_is_described_and_each_better_plan_is_told() -> None:
     graph = training_chain(12)
-    told = Told()
+    told = RecordingObserver()
     result = Rotor().plan(Problem(graph, Budget(9)), told)
     assert (
         told.phases[0] == "planning a chain of 13 layers; the largest has 1 of 12 forward ops (8.33 %), which make 1 B"

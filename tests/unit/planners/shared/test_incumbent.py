@@ -14,7 +14,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.sequence import RematSequence
 from tests.graphs import chain, training_chain
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 GRAPH = training_chain(4)  # the plain run takes 13 and needs 5 bytes
 ANYTHING = Problem(GRAPH, Budget(100))
@@ -29,7 +29,7 @@ COSTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 
 @given(costs=COSTS, budget=st.integers(0, 9))
 def test_best_and_closest_are_the_best_of_all_that_came(costs: list[tuple[int, int]], budget: int) -> None:
-    told = Told()
+    told = RecordingObserver()
     incumbent = Incumbent(Problem(chain(1), Budget(budget)), told)
     for time, peak in costs:
         incumbent.take(plan_of(time, peak))
@@ -90,7 +90,7 @@ def test_a_plan_as_fast_as_the_bound_is_optimal_and_settles_the_search() -> None
 
 
 def test_bounds_grow_and_each_is_told_once() -> None:
-    told = Told()
+    told = RecordingObserver()
     incumbent = Incumbent(ANYTHING, told)
     for time in (12, 14, 14, 13, 15):
         incumbent.prove(time, Scope.FIXED_ORDER)

@@ -170,7 +170,7 @@ def test_a_tensor_that_is_made_again_does_not_travel() -> None:
     computes = ("f1", "f2", "loss", "f1", "b2", "b1")
     # The gradient reads the second a1, and a2 goes straight to the loss.
     sequence = moving(graph, computes, graph.producer)
-    assert [graph.arrays.tensor_names[t] for t in sequence.made[1][sequence.gaps.instance]] == ["g2"]
+    assert [graph.arrays.tensor_names[t] for t in sequence.instances[1][sequence.gaps.instance]] == ["g2"]
 
 
 def test_only_movable_tensors_leave() -> None:

@@ -14,7 +14,7 @@ from remat_cli.planners.shortest_path.search import ShortestPathSearch, StateFro
 from remat_cli.planners.shortest_path.states import DeviceState, StateSpace
 from tests.graphs import diamond, graph_of, op, training_chain
 from tests.oracle import least_peak, least_time
-from tests.plans import Told, at_share
+from tests.plans import RecordingObserver, at_share
 
 
 def search(problem: Problem, observe: Observer | None = None) -> ShortestPathSearch:
@@ -137,7 +137,7 @@ def test_where_a_plan_is_known_only_better_ones_are_looked_for(others: int) -> N
 
 
 def test_bounds_rise_as_it_goes() -> None:
-    told = Told()
+    told = RecordingObserver()
     search(Problem(training_chain(6), Budget(4)), told).run()
     times = [bound.time for bound in told.bounds]
     assert len(times) > 1

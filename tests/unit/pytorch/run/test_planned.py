@@ -319,7 +319,7 @@ def test_function_with_the_loss_beside_the_model() -> None:
     assert same(gradients(model), gradients(twin))
 
 
-def test_data_parallel_around_a_planned_model() -> None:
+def test_data_enclosing_parallel_a_planned_model() -> None:
     import torch.distributed as dist
 
     model, twin = twins(lambda: MLP(depth=2))

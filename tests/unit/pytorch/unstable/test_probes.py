@@ -25,7 +25,7 @@ from remat_cli.pytorch.unstable import (
     tensors,
 )
 from remat_cli.pytorch.unstable.masks import packing_looked_for
-from remat_cli.pytorch.unstable.versions import told_as_unsupported
+from remat_cli.pytorch.unstable.versions import explained_as_unsupported
 
 
 def none(*_: Any, **__: Any) -> None:
@@ -83,13 +83,16 @@ def test_an_error_in_a_probe_is_told() -> None:
     "statement", ["from torch._dynamo import nothing", "import torch._nothing", "import torch; torch._nothing"]
 )
 def test_a_missing_part_is_told(statement: str) -> None:
-    with pytest.raises(UsageError, match=r"does not work with this version of remat: .*nothing"), told_as_unsupported():
+    with (
+        pytest.raises(UsageError, match=r"does not work with this version of remat: .*nothing"),
+        explained_as_unsupported(),
+    ):
         exec(statement)
 
 
 def test_a_missing_torch_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ModuleNotFoundError, match="torch"), told_as_unsupported():
+    with pytest.raises(ModuleNotFoundError, match="torch"), explained_as_unsupported():
         exec("import torch")
 
 

@@ -19,7 +19,7 @@ from remat_cli.planners.published.checkmate.staged_plans import StagedRepair
 from remat_cli.planners.published.checkmate.staged_search import StagedSearch
 from remat_cli.planners.shared.limits import Limits
 from tests.graphs import training_chain, training_unet
-from tests.plans import Told
+from tests.plans import RecordingObserver
 from tests.unit.planners.published.checkmate.test_mip import each_solver
 
 UNET = training_unet(3)
@@ -27,7 +27,7 @@ TIGHT = Problem(UNET, Budget(baseline_of(UNET).peak_bytes - 8))
 
 
 def test_a_plan_comes_before_the_program() -> None:
-    told = Told()
+    told = RecordingObserver()
     result = CheckmateSearch(TIGHT, Checkmate(), told).run()
     assert told.phases[:2] == ["dropping tensors until the rest fits", "solving the relaxation"]
     assert (result.status, result.bound and result.bound.scope) == (Status.OPTIMAL, Scope.FIXED_ORDER)

@@ -15,7 +15,7 @@ from remat_cli.planners.published.lower_sets.options import BudgetModel, Strateg
 from remat_cli.planners.published.lower_sets.search import LowerSetSearch
 from remat_cli.planners.shared.forward_part import ForwardPart
 from tests.graphs import training_chain, training_unet
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 GRAPH = training_unet(4)
 PLAIN = baseline_of(GRAPH).peak_bytes
@@ -24,7 +24,7 @@ FAMILIES: list[type[ApproxDP | ExactDP]] = [ApproxDP, ExactDP]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_search_goes_from_the_smallest_b_to_a_plan_that_fits(family: type[ApproxDP | ExactDP]) -> None:
-    told = Told()
+    told = RecordingObserver()
     result = family().plan(Problem(GRAPH, Budget(PLAIN - 4)), told)
     assert told.phases == [
         "searching the smallest B of equation 2",
@@ -36,7 +36,7 @@ def test_the_search_goes_from_the_smallest_b_to_a_plan_that_fits(family: type[Ap
 
 
 def test_a_plain_run_that_fits_needs_no_search() -> None:
-    sets, told = pruned_family(ForwardPart.of(GRAPH, "a test")), Told()
+    sets, told = pruned_family(ForwardPart.of(GRAPH, "a test")), RecordingObserver()
     search = LowerSetSearch(Problem(GRAPH, Budget(PLAIN)), sets, ApproxDP(), told)
     assert search.run().status is Status.OPTIMAL
     assert told.phases == []

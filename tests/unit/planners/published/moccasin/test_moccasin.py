@@ -34,7 +34,7 @@ from tests.graphs import (
     training_unet,
     with_workspace,
 )
-from tests.plans import Impatient, Told, at_share
+from tests.plans import Impatient, RecordingObserver, at_share
 
 LIMITS = Limits.of(1e5)
 
@@ -161,7 +161,7 @@ def tight_unet() -> Problem:
 
 
 def test_plans_and_bounds_are_told_as_they_come_up() -> None:
-    told = Told()
+    told = RecordingObserver()
     solution = solve(tight_unet(), Moccasin(), told)
     assert solution.status is Status.OPTIMAL
     assert solution.trace is not None

@@ -9,7 +9,7 @@ from remat_cli.planners.published.moccasin.options import FirstRuns
 from remat_cli.planners.published.moccasin.planner import Moccasin
 from remat_cli.planners.published.moccasin.search import MoccasinSearch
 from tests.graphs import graph_of, op, training_chain, training_unet
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 GRAPH = training_unet(3)
 PLAIN = baseline_of(GRAPH).peak_bytes
@@ -20,7 +20,7 @@ def searched(budget: int, observe: Observer, **options: object) -> PlanResult:
 
 
 def test_a_plan_comes_first_and_then_a_faster_one() -> None:
-    told = Told()
+    told = RecordingObserver()
     result = searched(PLAIN - 4, told)
     assert list(dict.fromkeys(told.phases)) == ["finding a plan that fits", "looking for a faster plan"]
     assert (result.status, result.bound and result.bound.scope) == (Status.OPTIMAL, Scope.PLANNER)
@@ -28,7 +28,7 @@ def test_a_plan_comes_first_and_then_a_faster_one() -> None:
 
 
 def test_in_one_phase_both_are_one() -> None:
-    told = Told()
+    told = RecordingObserver()
     one = searched(PLAIN - 4, told, phases=1)
     assert set(told.phases) == {"looking for a faster plan"}
     assert one.bounds == searched(PLAIN - 4, Observer()).bounds

@@ -22,7 +22,7 @@ from remat_cli.planners.shared.orders.moves import Dependencies, Layout
 from remat_cli.planners.shared.orders.search import Cooling, Order, anneal, search_orders
 from remat_cli.planners.shared.stages import Stages
 from tests.graphs import chain, diamond, graph_of, in_place, op, scaled, small_graphs, training_chain, training_graphs
-from tests.plans import Told
+from tests.plans import RecordingObserver
 
 NO_CLOCK = float("inf")
 
@@ -274,7 +274,7 @@ class TestWhenThereIsNothingToSearch:
         ids=["it fits", "no time", "no work"],
     )
     def test_the_input_order_is_returned_at_once(self, graph: Graph, room: int, limits: Limits) -> None:
-        phases = Told()
+        phases = RecordingObserver()
         found = search_orders(graph, room, limits, phases)
         assert [each.order.tolist() for each in found] == [list(range(len(graph.ops)))]
         assert phases.phases == []
