@@ -122,14 +122,8 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
         UsageError: it is no PyTorch step, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    if not names_function(path):
-        raise UsageError(f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step")
-    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
-        if value:
-            raise UsageError(
-                (Setting(name, value), " is known of the step without parts, and does not go with split"),
-                hint="leave one of the two out",
-            )
+    if (fault := why_not_in_parts(path, options)) is not None:
+        raise fault
     read_in_parts = capture.in_parts(path, options)
 
     def prepared(cuts: Mapping[str, Split]) -> Prepared:
@@ -137,6 +131,21 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
         return prepare_reading(read_in_parts(cuts), str(path), replace(options, parts=parts))
 
     return prepared
+
+
+def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
+    """Return the reason why `prepare_in_parts` refuses; None where it does not."""
+    if not names_function(path):
+        return UsageError(
+            f"{path} is no PyTorch step, which split takes", hint="name a function, such as train.py:step"
+        )
+    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
+        if value:
+            return UsageError(
+                (Setting(name, value), " is known of the step without parts, and does not go with split"),
+                hint="leave one of the two out",
+            )
+    return None
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:
