@@ -23,6 +23,7 @@ from remat_cli.core.solve import share_over
 from remat_cli.errors import UsageError
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning.main_path import Planning, plan
+from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
 from remat_cli.prepare import Prepared, prepare_in_parts, why_not_in_parts
 from remat_cli.splitting import Split, cuts_in_words
@@ -30,13 +31,17 @@ from remat_cli.units import format_bytes, format_time, more_time
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
 PreparedWith = Callable[[Mapping[str, Split]], Prepared]
-# Returns the least that a graph with these cuts needs; raises as `PreparedWith`.
-Floor = Callable[[Mapping[str, Split]], WorkingSet]
 
 _MOST_PARTS = 64
 _MOST_PLANS = 6
 # Of the planner's time limit, what each plan in parts may take.
 _SHARE_OF_TIME = 0.25
+# Limit in seconds of the quick run that tells whether a plan is within reach, and how far above the budget its peak may
+# be for one: of nanoGPT's head in parts, the peaks of both were within 12 % of each other.
+_QUICK_SECONDS = 1.0
+_NEAR = 1.15
+# Of the smallest budget, plans in parts that are asked for: those of the least quick peaks.
+_MOST_SMALLEST = 3
 _MOST_GRAPHS = 40
 # Larger steps are not tried for a refusal: to read one with 2,900 ops in parts takes twice as long as without.
 _MOST_OPS_OF_TRIAL = 2_000
@@ -133,7 +138,7 @@ def plan_split(
     observe: Observer | None = None,
     *,
     whole: Planning | None = None,
-    floor: Floor | None = None,
+    draft: PreparedWith | None = None,
     any_plan: bool = False,
     seconds: float = inf,
 ) -> SplitPlanning:
@@ -144,8 +149,8 @@ def plan_split(
         request: names a budget; a share is one of the plain peak without parts.
         observe: is told what the planner finds.
         whole: the result for this request without parts; None: it is planned here.
-        floor: returns the least that a graph with some cuts needs, sooner than it is prepared. Without it, that of the
-            prepared graph.
+        draft: returns the graph with some cuts sooner, without what is measured of its kernels; None: there is no such
+            difference.
         any_plan: the first plan that fits will do.
         seconds: limit of the search in seconds, after which no more parts are tried.
 
@@ -158,7 +163,7 @@ def plan_split(
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size)
-    return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan, seconds).best()
+    return _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, seconds).best()
 
 
 def try_split(
@@ -194,6 +199,7 @@ class _Reached:
     Attributes:
         cuts: that were tried.
         needed: the least that the graph needs with them.
+        peak_bytes: peak of a quick run of it; None where it needs more than the budget.
         planned: a plan was asked for.
         fits: a plan was found.
         better: it is the best so far.
@@ -201,16 +207,19 @@ class _Reached:
 
     cuts: dict[str, Split]
     needed: WorkingSet
+    peak_bytes: int | None = None
     planned: bool = False
     fits: bool = False
     better: bool = False
 
     def is_of_no_use_after(self, last: _Reached | None) -> bool:
         """Tell whether more parts than those before gained nothing."""
-        if last is None or (not last.planned and self.planned):
+        if last is None or (last.peak_bytes is None) != (self.peak_bytes is None):
             return False
-        if last.planned:
+        if last.planned and self.planned:
             return not self.better
+        if last.peak_bytes is not None and self.peak_bytes is not None:
+            return self.peak_bytes >= last.peak_bytes
         return self.needed.bytes >= last.needed.bytes
 
 
@@ -220,7 +229,7 @@ class _Search:
     request: Request
     observe: Observer
     whole: Planning
-    floor: Floor | None = None
+    draft: PreparedWith | None = None
     any_plan: bool = False
     seconds: float = inf
     plans: int = 0
@@ -302,17 +311,26 @@ class _Search:
             cuts: that are made already.
             needed: what is in the way then.
         """
-        graph, best = self.whole.prepared.graph, None
+        graph, tried = self.whole.prepared.graph, list[_Reached]()
         for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
+            before = len(tried)
             for kinds in () if seed in cuts else _KINDS_IN_TURN if self.any_plan else _KINDS:
-                for reached in self.with_seed(cuts, seed, kinds):
-                    if reached.needed.bytes < (needed if best is None else best.needed).bytes:
-                        best = reached
+                tried += self.with_seed(cuts, seed, kinds)
                 if self._is_over or (self.found[1] and not self._is_smallest):
-                    return best
-            if self.found[1]:
+                    break
+            if self._is_smallest:
+                self.plan_smallest(tried[before:])
+            if self._is_over or self.found[1]:
                 break
-        return best
+        gaining = [reached for reached in tried if reached.needed.bytes < needed.bytes]
+        return min(gaining, key=lambda reached: reached.needed.bytes, default=None)
+
+    def plan_smallest(self, tried: Collection[_Reached]) -> None:
+        """Plan the graphs of the least quick peaks, for the smallest budget."""
+        quick = [reached for reached in tried if reached.peak_bytes is not None]
+        for reached in sorted(quick, key=lambda reached: reached.peak_bytes or 0)[:_MOST_SMALLEST]:
+            if reached.needed.bytes <= self.most_bytes(reached.needed.bytes):
+                self.planned(reached)
 
     def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
         """Try an op's region in more and more parts; yield each need of memory.
@@ -339,22 +357,33 @@ class _Search:
 
     def reached(self, cuts: dict[str, Split]) -> _Reached | None:
         """Try cuts; return the result, or None for impossible cuts."""
-        needed = self.needed(cuts)
-        if needed is None:
+        drawn = self.drafted(cuts)
+        if drawn is None:
             return None
+        needed = largest_working_set(drawn.graph)
         if self.least is None or needed.bytes < self.least.needed.bytes:
             self.least = _Reached(cuts, needed)
         most = self.most_bytes(needed.bytes)
-        prepared = self.prepared(cuts) if needed.bytes <= most else None
-        if prepared is None or largest_working_set(prepared.graph).bytes > most:
+        if needed.bytes > most:
             return _Reached(cuts, needed)
-        planning = self.try_plan(prepared, cuts)
-        if planning.schedule is None:
-            return _Reached(cuts, needed, planned=True)
-        better = self.is_better(planning)
+        if self.request.offload:  # a quick run moves nothing to the host
+            peak = needed.bytes
+        else:
+            budget = needed.bytes if self._is_smallest else most
+            peak = quick_peak(drawn.graph, budget, min(self.seconds, _QUICK_SECONDS))
+        tried = _Reached(cuts, needed, peak)
+        return tried if self._is_smallest or peak > _NEAR * most else self.planned(tried)
+
+    def planned(self, tried: _Reached) -> _Reached:
+        """Plan a graph with cuts, and keep the plan if it is the best."""
+        prepared = self.prepared(tried.cuts)
+        if prepared is None or (needed := largest_working_set(prepared.graph).bytes) > self.most_bytes(needed):
+            return tried
+        planning = self.try_plan(prepared, tried.cuts)
+        better = planning.schedule is not None and self.is_better(planning)
         if better:
-            self.found = planning, cuts
-        return _Reached(cuts, needed, planned=True, fits=True, better=better)
+            self.found = planning, tried.cuts
+        return replace(tried, planned=True, fits=planning.schedule is not None, better=better)
 
     def most_bytes(self, needed: int) -> int:
         """Return the most that a plan may need, where a graph needs so much at least."""
@@ -363,14 +392,13 @@ class _Search:
         trace = self.found[0].trace
         return needed if trace is None else trace.peak_bytes - 1
 
-    def needed(self, cuts: Mapping[str, Split]) -> WorkingSet | None:
-        """Return the least that a graph with some cuts needs; None where there is no such graph."""
-        if self.floor is None:
-            prepared = self.prepared(cuts)
-            return None if prepared is None else largest_working_set(prepared.graph)
+    def drafted(self, cuts: Mapping[str, Split]) -> Prepared | None:
+        """Return the graph with some cuts, perhaps without measured kernels; None where there is no such graph."""
+        if self.draft is None:
+            return self.prepared(cuts)
         self.graphs += 1
         try:
-            return self.floor(cuts)
+            return self.draft(cuts)
         except UsageError as refusal:
             self.refusal = refusal.message
             return None
@@ -380,7 +408,7 @@ class _Search:
         key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
         if key not in self.known:
             self.observe.phase(f"splitting {key}")
-            self.graphs += self.floor is None
+            self.graphs += self.draft is None
             try:
                 self.known[key] = self.prepared_with(cuts)
             except UsageError as refusal:

@@ -19,7 +19,6 @@ from torch import nn
 
 from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
-from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
@@ -442,15 +441,15 @@ class WithinBudget(ScheduleSource):
         def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
             return self.prepared(*_in_parts(joint, captured, cuts), modules)
 
-        def floor(cuts: Mapping[str, Split]) -> WorkingSet:
-            return largest_working_set(self.unmeasured(*_in_parts(joint, captured, cuts), modules).graph)
+        def draft(cuts: Mapping[str, Split]) -> Prepared:
+            return self.unmeasured(*_in_parts(joint, captured, cuts), modules)
 
         whole = prepared_with({})
         request, key = self.request_for(whole.graph), self.key(whole)
         seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else inf
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
             refused = self.refused.get(key)
-            found = plan_split(prepared_with, request, whole=refused, floor=floor, any_plan=is_trial, seconds=seconds)
+            found = plan_split(prepared_with, request, whole=refused, draft=draft, any_plan=is_trial, seconds=seconds)
         if found.whole.schedule is None:
             self.refused = {key: found.whole}
         return found

@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def request(budget: str) -> Request:
-    return Request(parse_budget(budget), PlannerChoice("auto", {"time_limit": 1.0}))
+    return Request(parse_budget(budget), PlannerChoice("auto", {"time_limit": 0.5}))
 
 
 @pytest.mark.parametrize("budget", ["min", "95%", "60%", "40%"])
@@ -52,7 +52,7 @@ def test_a_plan_with_split_is_never_worse(path: Path, budget: str) -> None:
     if without.trace is None:
         assert found.cuts
     elif budget == "min":
-        assert found.planning.trace.peak_bytes < without.trace.peak_bytes
+        assert found.planning.trace.peak_bytes < 0.15 * without.trace.peak_bytes  # two parts do not reach this
     else:
         assert found.planning.trace.time <= without.trace.time
 
@@ -76,7 +76,7 @@ def test_a_refused_step_is_tried_in_parts(path: Path) -> None:
 
 
 def test_without_a_fit_the_trial_has_the_least_peak_of_a_schedule(path: Path) -> None:
-    refused = plan(prepare_in_parts(path, GraphOptions())({}), request("12%"))
+    refused = plan(prepare_in_parts(path, GraphOptions())({}), request("10%"))
     tried = try_split(refused, path, GraphOptions(), seconds=10)
     assert tried is not None
     assert tried.closest is not None

@@ -220,6 +220,14 @@ def test_what_is_written_in_place_takes_the_time_of_its_part_alone() -> None:
     assert found.workspace_bytes["mm_rows1"] == 0
 
 
+def test_gradients_of_a_tied_weight_are_added_up_in_place() -> None:
+    joint = Joint.of(split(captured_of(CASES["tied"]()), {"mm": Split(2)}))
+    graph = graph_of(joint, "tied")
+    weight = max(tensor.bytes for tensor in graph.tensors.values() if tensor.name in graph.outputs)
+    sums = [op for op in graph.ops if op.name.startswith("add") and op.outputs[0] in graph.outputs]
+    assert any(op.inplace is not None and graph.tensors[op.outputs[0]].bytes == weight for op in sums)
+
+
 def test_an_empty_part_of_a_cat_has_no_rows() -> None:
     def joined(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([torch.empty(0), x], -2)  # as caches of keys and values begin
