@@ -23,6 +23,7 @@ from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
 from remat_cli.pytorch.capture.rows_first import rows_first
+from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
 
@@ -43,6 +44,7 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
         return captured
     captured = rewritten(captured)
     graph = copied(captured.module.graph)
+    without_shifts(graph)
     rows_first(graph)
     for seed, cut in sorted(cuts.items()):
         graph = _cut(graph, seed, cut)

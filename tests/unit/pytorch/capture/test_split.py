@@ -31,15 +31,15 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 class Language(nn.Module):
     """A block, and a head as transformers has it: labels are shifted, and the logits are returned with the loss."""
 
-    def __init__(self, logits: bool) -> None:
+    def __init__(self, logits: bool, smoothing: float = 0.1) -> None:
         super().__init__()
         self.embed, self.block, self.head = nn.Embedding(11, 4), Block(4, 2, 0.0), nn.Linear(4, 11, bias=False)
-        self.logits = logits
+        self.logits, self.smoothing = logits, smoothing
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
         scores = self.head(self.block(self.embed(tokens)))
         before, after = scores[:, :-1].contiguous(), labels[:, 1:].contiguous()
-        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=0.1)
+        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=self.smoothing)
         return (loss, scores) if self.logits else loss
 
 
@@ -107,6 +107,7 @@ def numbers(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 CASES: Mapping[str, Callable[[], Step]] = {
     "language": lambda: (Language(False).double(), words()),
     "with_logits": lambda: (Language(True).double(), words()),
+    "shifted": lambda: (Language(True, 0.0).double(), words()),
     "tied": lambda: (Tied().double(), words()),
     "group_norm": lambda: (Images(lambda: nn.GroupNorm(2, 4)).double(), images()),
     "batch_norm": lambda: (Images(lambda: nn.BatchNorm2d(4)).double(), images()),
@@ -169,6 +170,25 @@ def test_a_step_in_parts_computes_the_same(name: str) -> None:
         simulate(graph, plain_run(graph))
         tried += 1
     assert tried > 2
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_shifted_labels_leave_the_rows_of_all_tokens(batch: int) -> None:
+    tokens, labels = words()
+    captured = captured_of((Language(False, 0.0).double(), (tokens[:batch], labels[:batch])))
+    wanted = outcome(captured)
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(6 * batch)})  # rows of the batch alone are fewer
+    for one, other in zip(outcome(in_parts), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    shapes = [tuple(node.meta["val"].shape) for node in in_parts.module.graph.nodes if "slice" in node.name]
+    assert (batch, 5, 11) not in shapes
+    assert (batch, 6, 11) not in shapes
+
+
+def test_scores_that_another_loss_reads_keep_their_slice() -> None:
+    captured = captured_of(CASES["language"]())  # smoothed labels
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(2)})
+    assert any("slice_backward" in node.name for node in in_parts.module.graph.nodes)
 
 
 def test_two_regions_are_split_one_after_the_other() -> None:
