@@ -19,7 +19,7 @@ from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 from remat_cli.pytorch.unstable.ops import schema_of
 
 _aten = torch.ops.aten
-_MEAN, _SUM = 1, 2  # what a loss does with the losses of its entries
+_NONE, _MEAN, _SUM = range(3)  # what a loss does with the losses of its entries
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _ENTRY_LOSSES = {
     _aten.mse_loss.default: _aten.mse_loss_backward.default,
@@ -36,8 +36,8 @@ def rows_first(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _LABEL_LOSSES and arguments(node)["reduction"] == _MEAN:
             _divide_labels(graph, node)
-        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] == _MEAN:
-            _divide_entries(graph, node)
+        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] != _NONE:
+            _sum_entries(graph, node)
         elif node.target in _ENTRY_LOSSES.values() and arguments(node)["reduction"] == _MEAN:
             _divide_gradient(graph, node)
         elif node.target is _aten.mean.default:
@@ -98,9 +98,18 @@ def _divided(graph: fx.Graph, value: fx.Node, by: Any) -> None:
     value.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
 
 
-def _divide_entries(graph: fx.Graph, loss: fx.Node) -> None:
-    _with(loss, "reduction", _SUM)
-    _divided(graph, loss, loss.args[0].meta["val"].numel())  # type: ignore[union-attr]
+def _sum_entries(graph: fx.Graph, loss: fx.Node) -> None:
+    """Sum the losses of entries in an op of its own: of some losses, torch's sum keeps the memory of all entries."""
+    is_mean = arguments(loss)["reduction"] == _MEAN
+    _with(loss, "reduction", _NONE)
+    args, kwargs = map_arg((loss.args, loss.kwargs), lambda source: source.meta["val"])
+    with loss.meta["val"].fake_mode:
+        loss.meta["val"] = loss.target(*args, **kwargs)  # type: ignore[operator]
+    with graph.inserting_after(loss):
+        total = add_like(graph, loss, _aten.sum.default, (loss,), {}, "total")
+    loss.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
+    if is_mean:
+        _divided(graph, total, loss.meta["val"].numel())
 
 
 def _divide_gradient(graph: fx.Graph, back: fx.Node) -> None:

@@ -22,6 +22,7 @@ _aten = torch.ops.aten
 _NONE = 0  # a loss does nothing with the losses of its entries
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _SAME_VALUES = (*_VIEWS, _aten.clone.default, _aten.detach.default, _aten.alias.default)
+_CAST = _aten._to_copy.default
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _shifted(loss: fx.Node) -> _Shifted | None:
     softmax = given["self"]
     if given["reduction"] == _NONE or given["weight"] is not None or softmax.target is not _aten._log_softmax.default:
         return None
-    cut = _source(softmax.args[0])
+    (*_, cut) = _derivation(softmax.args[0])
     if cut.target is not _aten.slice.Tensor:
         return None
     scores, shape = arguments(cut)["self"], tuple(cut.meta["val"].shape)
@@ -82,7 +83,7 @@ def _shifted(loss: fx.Node) -> _Shifted | None:
     for node in back:
         if node.args[0] not in losses:
             return None
-        derived = _copies(node)
+        derived = _copies(node, casts=True)
         lasts = [user for copy in (node, *derived) for user in copy.users if user not in derived]
         if any(last.target is not _aten.slice_backward.default for last in lasts):
             return None
@@ -98,19 +99,21 @@ def _place(cut: fx.Node) -> tuple[Any, ...]:
     return given["dim"], given["start"], given["end"], given["step"]
 
 
-def _source(node: fx.Node) -> fx.Node:
-    """Return the node that a view or a copy has its values from."""
-    while node.target in _SAME_VALUES:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+def _derivation(node: fx.Node) -> list[fx.Node]:
+    """Return a node, and those that it has its values from by views, copies and casts, back to the first one."""
+    found = [node]
+    while found[-1].target in (*_SAME_VALUES, _CAST):
+        found.append(found[-1].args[0])  # type: ignore[arg-type]
+    return found
 
 
-def _copies(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the views and copies of a node, and of those."""
+def _copies(node: fx.Node, *, casts: bool = False) -> tuple[fx.Node, ...]:
+    """Return the views and copies of a node, and of those; with `casts`, in another type, too."""
+    targets = (*_SAME_VALUES, _CAST) if casts else _SAME_VALUES
     found: dict[fx.Node, None] = {}
     front = [node]
     while front:
-        new = [user for user in front.pop().users if user.target in _SAME_VALUES and user not in found]
+        new = [user for user in front.pop().users if user.target in targets and user not in found]
         found.update(dict.fromkeys(new))
         front += new
     return tuple(found)
@@ -120,8 +123,11 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
     loss, scores = found.loss, found.scores
     given, whole = arguments(loss), scores.meta["val"]
     rows = prod(whole.shape[:-1])
+    (*before, _) = _derivation(found.softmax.args[0])  # type: ignore[arg-type]
     with graph.inserting_before(found.softmax):
         flat = add_like(graph, found.softmax, _aten.view.default, (scores, [rows, whole.shape[-1]]), {}, "tokens")
+        for cast in (node for node in reversed(before) if node.target is _CAST):
+            flat = add_like(graph, cast, _CAST, (flat,), cast.kwargs, "tokens")
     labels, kept = given["target"], whole.shape[-2] - sum(found.missing)
     with graph.inserting_before(loss):
         lines = add_like(graph, loss, _aten.view.default, (labels, [-1, kept]), {}, "lines")
@@ -141,9 +147,12 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
         with whole.fake_mode:
             node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
     for end in found.ends:
-        made = _source(end.args[0])  # type: ignore[arg-type]
-        with graph.inserting_after(made):
-            view = add_like(graph, end, _aten.view.default, (made, list(whole.shape)), {}, "tokens")
+        (*after, made) = _derivation(end.args[0])  # type: ignore[arg-type]
+        with graph.inserting_before(end):
+            value = made
+            for cast in (node for node in reversed(after) if node.target is _CAST):
+                value = add_like(graph, cast, _CAST, (value,), cast.kwargs, "tokens")
+            view = add_like(graph, end, _aten.view.default, (value, list(whole.shape)), {}, "tokens")
         end.replace_all_uses_with(view)
         _erase_up_to(end, made)
     for copy in reversed(found.copies):

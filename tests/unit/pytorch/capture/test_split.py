@@ -185,6 +185,23 @@ def test_shifted_labels_leave_the_rows_of_all_tokens(batch: int) -> None:
     assert (batch, 6, 11) not in shapes
 
 
+def test_shifted_scores_may_be_cast_after_the_slice() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11, dtype=torch.bfloat16)
+
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            scores = self.head(self.embed(tokens).bfloat16())[:, :-1]
+            return F.cross_entropy(scores.reshape(-1, 11).double(), labels[:, 1:].reshape(-1))
+
+    captured = captured_of((Halved(), words()))
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(8)})
+    for one, other in zip(outcome(in_parts), outcome(captured), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    assert not any("slice_backward" in node.name for node in in_parts.module.graph.nodes)
+
+
 def test_scores_that_another_loss_reads_keep_their_slice() -> None:
     captured = captured_of(CASES["language"]())  # smoothed labels
     in_parts = split(captured, {"_log_softmax_backward_data": Split(2)})
@@ -246,6 +263,25 @@ def test_gradients_of_a_tied_weight_are_added_up_in_place() -> None:
     weight = max(tensor.bytes for tensor in graph.tensors.values() if tensor.name in graph.outputs)
     sums = [op for op in graph.ops if op.name.startswith("add") and op.outputs[0] in graph.outputs]
     assert any(op.inplace is not None and graph.tensors[op.outputs[0]].bytes == weight for op in sums)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_holds_no_memory_of_its_entries(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 32)
+
+        def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return loss(self.head(x), wanted, reduction=reduction)
+
+    captured = captured_of((Head().double(), numbers((8, 3), (8, 32))))
+    name = next(op.name for op in row_ops(captured.module.graph)[0] if "loss" in op.name and "backward" not in op.name)
+    (made, *gradients), (wanted, *others) = outcome(split(captured, {name: Split(2)})), outcome(captured)
+    assert made.untyped_storage().nbytes() == 8
+    for one, other in zip((made, *gradients), (wanted, *others), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_an_empty_part_of_a_cat_has_no_rows() -> None:
