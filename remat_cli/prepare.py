@@ -20,6 +20,7 @@ from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, has_fixed_sizes, read_graph
 from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
+from remat_cli.formats.source import Source
 from remat_cli.pytorch import capture
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
@@ -122,21 +123,9 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
         UsageError: it can have no parts, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
-        if value:
-            raise UsageError(
-                (Setting(name, value), " is known of the step without parts, and does not go with split"),
-                hint="leave one of the two out",
-            )
-    if names_function(path):
-        read_in_parts = capture.in_parts(path, options)
-    elif options.mode != "inference":
-        raise UsageError(
-            f"{path} is no PyTorch step, and split takes other models for inference alone",
-            hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),
-        )
-    else:
-        read_in_parts = None
+    if (fault := why_not_in_parts(path, options)) is not None:
+        raise fault
+    read_in_parts = capture.in_parts(path, options) if names_function(path) else None
 
     def prepared(cuts: Mapping[str, Split]) -> Prepared:
         within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
@@ -155,6 +144,22 @@ def without_parts(path: Path, options: GraphOptions, graph: Graph) -> Graph:
         graph: the graph.
     """
     return prepare(path, replace(options, parts={})).graph if options.parts else graph
+
+
+def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
+    """Return the reason why `prepare_in_parts` refuses; None where it does not."""
+    if not names_function(path) and (options.mode != "inference" or Source(path).is_json):
+        return UsageError(
+            f"{path} is no PyTorch step, and split takes ONNX models for inference alone",
+            hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),
+        )
+    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
+        if value:
+            return UsageError(
+                (Setting(name, value), " is known of the step without parts, and does not go with split"),
+                hint="leave one of the two out",
+            )
+    return None
 
 
 def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:

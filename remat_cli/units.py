@@ -291,3 +291,8 @@ def format_share(share: float | Fraction) -> str:
         return f"{percent:.1e} %"
     digits = 3 if abs(percent) < 1 else 2 if abs(percent) < 100 else 1
     return f"{percent:.{digits}f} %"
+
+
+def more_time(overhead: float) -> str:
+    """Write an overhead in words; a step in parts may take less time than the step without."""
+    return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'more'} time"

@@ -26,6 +26,9 @@ from remat_cli.prepare import prepare, prepare_in_parts
 if TYPE_CHECKING:
     from remat_cli.planning import Planning
 
+# Least seconds of a trial of parts for a refusal.
+_LEAST_TRIAL = 2.0
+
 
 @click.command("plan", cls=Verb)
 @graph_argument
@@ -84,7 +87,7 @@ def command(
       remat plan train.py:step --budget 8GB --as policy -o policy.py
       remat plan train.py:step --budget 8GB --split -o schedule.json
     """
-    from remat_cli.planning import plan, plan_split
+    from remat_cli.planning import plan, plan_split, try_split
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
@@ -115,6 +118,12 @@ def command(
                 planning = plan(prepared, request, Timed(observe, watch))
             else:
                 planning = plan_split(prepared_with, request, Timed(observe, watch)).noted
+        tried = None
+        if prepared_with is None and planning.schedule is None and not planning.solution.interrupted:
+            observe.phase("trying --split")
+            seconds = max(_LEAST_TRIAL, sum(watch.seconds.values()))
+            with watch.stage("trying --split"):
+                tried = try_split(planning, graph, config.graph, seconds, observe)
     with watch.stage("writing"):
         if output is not None:
             streams.write(output, planning.schedule_file)
@@ -129,11 +138,16 @@ def command(
         written,
         fused=config.graph.fused,
         in_parts=split or bool(config.graph.parts),
+        split_tried="" if tried is None else tried.in_words("--split"),
         slow=_why_uncompiled(planning),
     )
     streams.report(
         lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
-        lambda: {**planning.summary(), "seconds": watch.seconds},
+        lambda: {
+            **planning.summary(),
+            **({} if tried is None else {"split": tried.summary()}),
+            "seconds": watch.seconds,
+        },
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
 

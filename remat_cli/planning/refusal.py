@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, Problem
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
@@ -35,6 +36,18 @@ def with_closest(solution: Solution, observe: Observer, seconds: float) -> Solut
         run = _run_within_reach(solution.problem, needed, Limits.of(seconds))
     schedule, trace = run or (plain_run(solution.problem.graph), solution.baseline)
     return replace(solution, closest=trace, result=replace(solution.result, closest=schedule))
+
+
+def quick_peak(graph: Graph, budget_bytes: int, seconds: float) -> int:
+    """Return the peak of a run that recomputes, found in moments: within a budget, or as close as it comes.
+
+    Args:
+        graph: the graph.
+        budget_bytes: the budget.
+        seconds: limit in seconds.
+    """
+    tried = solve(Problem(graph, Budget(budget_bytes)), DTR(time_limit=seconds))
+    return (tried.trace or tried.closest or tried.baseline).peak_bytes
 
 
 def _run_within_reach(problem: Problem, budget_bytes: int, limits: Limits) -> tuple[Schedule, Trace] | None:

@@ -9,33 +9,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
+from pathlib import Path
 
-from remat_cli.config import Request
+from remat_cli.config import GraphOptions, Request
 from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
+from remat_cli.core.solve import share_over
 from remat_cli.errors import UsageError
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning.main_path import Planning, plan
-from remat_cli.prepare import Prepared
-from remat_cli.splitting import Split
-from remat_cli.units import format_bytes, format_time
+from remat_cli.planning.refusal import quick_peak
+from remat_cli.planning.summary import Summary
+from remat_cli.prepare import Prepared, prepare_in_parts, why_not_in_parts
+from remat_cli.splitting import Split, cuts_in_words
+from remat_cli.units import format_bytes, format_time, more_time
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
 PreparedWith = Callable[[Mapping[str, Split]], Prepared]
-# Returns the least that a graph with these cuts needs; raises as `PreparedWith`.
-Floor = Callable[[Mapping[str, Split]], WorkingSet]
 
 _MOST_PARTS = 64
 _MOST_PLANS = 6
 # Of the planner's time limit, what each plan in parts may take.
 _SHARE_OF_TIME = 0.25
+# Limit in seconds of the quick run that tells whether a plan is within reach, and how far above the budget its peak may
+# be for one: of nanoGPT's head in parts, the peaks of both were within 12 % of each other.
+_QUICK_SECONDS = 1.0
+_NEAR = 1.15
+# Of the smallest budget, plans in parts that are asked for: those of the least quick peaks.
+_MOST_SMALLEST = 3
 _MOST_GRAPHS = 40
+# Larger steps are not tried for a refusal: to read one with 2,900 ops in parts takes twice as long as without.
+_MOST_OPS_OF_TRIAL = 2_000
 _MOST_SEEDS = 3
 _MOST_REGIONS = 6
 # How the region around an op is cut: kinds that are tried beside each other, and those tried where these do not fit.
 _KINDS = ((Split(2), Split(2, wide=True)), (Split(2, again=True), Split(2, wide=True, again=True)))
+# Where any plan will do, narrow regions come first: their graphs are smaller, and read sooner.
+_KINDS_IN_TURN = tuple((kind,) for kinds in _KINDS for kind in kinds)
 # What a part is called after the op that it is a part of.
 _PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
 
@@ -45,16 +60,20 @@ class SplitPlanning:
     """The result of a search for a plan with regions in parts.
 
     Attributes:
-        planning: the best plan; without one, what came closest.
+        planning: the best plan; without one, the result without parts.
         cuts: its regions in parts; empty where the plan without is the best.
-        whole: what came of the graph without parts.
+        whole: the result of the graph without parts.
         bound_by: without cuts, what is in the way in parts, in words; empty where nothing was tried.
+        closest: without a plan, the result in parts of the least peak; None where no parts have a lower one.
+        closest_cuts: its regions in parts.
     """
 
     planning: Planning
     cuts: Mapping[str, Split]
     whole: Planning
     bound_by: str = ""
+    closest: Planning | None = None
+    closest_cuts: Mapping[str, Split] = field(default_factory=dict)
 
     @property
     def noted(self) -> Planning:
@@ -67,11 +86,50 @@ class SplitPlanning:
                 f"{format_time(plain.time, unit)}"
             )
         elif self.bound_by:
-            note = f"split was tried: {self.bound_by}"
+            note = f"split was tried: {self.obstacle}"
         else:
             return self.planning
         prepared = self.planning.prepared
         return replace(self.planning, prepared=replace(prepared, notes=(*prepared.notes, note)))
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Least peak in parts: of the plan, or of the closest result; None without either."""
+        if self.cuts:
+            return self.planning.peak_bytes
+        return None if self.closest is None else _closest_bytes(self.closest)
+
+    @property
+    def obstacle(self) -> str:
+        """The obstacle to a plan in parts, with the least peak found, in words."""
+        if self.peak_bytes is None:
+            return self.bound_by
+        exact = f"{format_bytes(self.peak_bytes)} ({self.peak_bytes} bytes)"
+        return f"the least peak found is {exact}, with {cuts_in_words(self.closest_cuts)}; {self.bound_by}"
+
+    def summary(self) -> Summary:
+        """Return the JSON values of a trial for a refusal."""
+        return {
+            "fits": bool(self.cuts),
+            "parts": {name: str(cut) for name, cut in sorted((self.cuts or self.closest_cuts).items())},
+            "peak_bytes": self.peak_bytes,
+            "reason": self.bound_by,
+        }
+
+    def in_words(self, option: str) -> str:
+        """State the effect of splitting on a budget that no plan without parts fits.
+
+        Args:
+            option: the name by which users ask for it.
+        """
+        if not self.cuts or self.planning.trace is None:
+            refused = "would not help" if self.closest is None else "does not fit either"
+            return f"{option} {refused}: {self.obstacle}"
+        over = share_over(self.planning.trace.time, self.whole.solution.baseline.time)
+        return (
+            f"{option} fits: {cuts_in_words(self.cuts)}, a predicted peak of "
+            f"{format_bytes(self.planning.trace.peak_bytes)}, {more_time(over)} (results differ in the last digits)"
+        )
 
 
 def plan_split(
@@ -79,8 +137,10 @@ def plan_split(
     request: Request,
     observe: Observer | None = None,
     *,
-    floor: Floor | None = None,
+    whole: Planning | None = None,
+    draft: PreparedWith | None = None,
     any_plan: bool = False,
+    seconds: float = inf,
 ) -> SplitPlanning:
     """Plan a graph, with regions in parts where that is needed or takes less time.
 
@@ -88,19 +148,48 @@ def plan_split(
         prepared_with: returns the graph with some cuts.
         request: names a budget; a share is one of the plain peak without parts.
         observe: is told what the planner finds.
-        floor: returns the least that a graph with some cuts needs, sooner than it is prepared. Without it, that of the
-            prepared graph.
+        whole: the result for this request without parts; None: it is planned here.
+        draft: returns the graph with some cuts sooner, without what is measured of its kernels; None: there is no such
+            difference.
         any_plan: the first plan that fits will do.
+        seconds: limit of the search in seconds, after which no more parts are tried.
 
     Raises:
         UsageError: as `plan`.
     """
-    whole = plan(prepared_with({}), request, observe)
+    if whole is None:
+        whole = plan(prepared_with({}), request, observe)
     if request.budget is not None and not request.budget.smallest:
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size)
-    return _Search(prepared_with, request, observe or Observer(), whole, floor, any_plan).best()
+    return _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, seconds).best()
+
+
+def try_split(
+    refused: Planning, path: Path, options: GraphOptions, seconds: float, observe: Observer | None = None
+) -> SplitPlanning | None:
+    """Try to split a step that was refused; None where it cannot be tried, or would take long.
+
+    Args:
+        refused: the result without parts.
+        path: FILE.py:NAME, which is read again.
+        options: how it was read.
+        seconds: limit of the search in seconds.
+        observe: is told what the planner finds.
+
+    Raises:
+        GraphError: as `prepare_in_parts`.
+    """
+    request = refused.request
+    if options.parts or request.banks or request.arena or request.allocator is not None:
+        return None
+    if len(refused.prepared.graph.ops) > _MOST_OPS_OF_TRIAL or why_not_in_parts(path, options) is not None:
+        return None
+    with suppress(KeyboardInterrupt):  # the answer to the request, that no plan fits, is known
+        prepared_with = prepare_in_parts(path, options)
+        return plan_split(prepared_with, request, observe, whole=refused, any_plan=True, seconds=seconds)
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,6 +199,7 @@ class _Reached:
     Attributes:
         cuts: that were tried.
         needed: the least that the graph needs with them.
+        peak_bytes: peak of a quick run of it; None where it needs more than the budget.
         planned: a plan was asked for.
         fits: a plan was found.
         better: it is the best so far.
@@ -117,16 +207,19 @@ class _Reached:
 
     cuts: dict[str, Split]
     needed: WorkingSet
+    peak_bytes: int | None = None
     planned: bool = False
     fits: bool = False
     better: bool = False
 
     def is_of_no_use_after(self, last: _Reached | None) -> bool:
         """Tell whether more parts than those before gained nothing."""
-        if last is None or (not last.planned and self.planned):
+        if last is None or (last.peak_bytes is None) != (self.peak_bytes is None):
             return False
-        if last.planned:
+        if last.planned and self.planned:
             return not self.better
+        if last.peak_bytes is not None and self.peak_bytes is not None:
+            return self.peak_bytes >= last.peak_bytes
         return self.needed.bytes >= last.needed.bytes
 
 
@@ -136,8 +229,9 @@ class _Search:
     request: Request
     observe: Observer
     whole: Planning
-    floor: Floor | None = None
+    draft: PreparedWith | None = None
     any_plan: bool = False
+    seconds: float = inf
     plans: int = 0
     graphs: int = 0
     refusal: str = ""
@@ -145,6 +239,9 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
+        self.closest: tuple[Planning, dict[str, Split]] | None = None
+        self.least: _Reached | None = None
+        self.limits = Limits.of(self.seconds)
 
     def best(self) -> SplitPlanning:
         """Search, and return the best plan."""
@@ -155,7 +252,21 @@ class _Search:
         elif self.whole.schedule is None or self.whole.overhead or self._is_smallest:
             bound = self.search()
         planning, cuts = self.found
-        return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
+        if cuts or planning.schedule is not None:
+            return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
+        self.try_least()
+        if self.closest is None:
+            return SplitPlanning(planning, {}, self.whole, bound)
+        return SplitPlanning(planning, {}, self.whole, bound, *self.closest)
+
+    def try_least(self) -> None:
+        """Plan the cuts that need least, where no plan was asked for: the least peak found is that of a schedule."""
+        if self.closest is not None or self.least is None:
+            return
+        if self.least.needed.bytes < largest_working_set(self.whole.prepared.graph).bytes:
+            prepared = self.prepared(self.least.cuts)
+            if prepared is not None:
+                self.try_plan(prepared, self.least.cuts)
 
     @property
     def _is_smallest(self) -> bool:
@@ -164,7 +275,7 @@ class _Search:
     @property
     def _is_over(self) -> bool:
         most = _MOST_GRAPHS // 2 if self.any_plan else _MOST_GRAPHS
-        return self.plans >= _MOST_PLANS or self.graphs >= most
+        return self.plans >= _MOST_PLANS or self.graphs >= most or self.limits.is_over
 
     def search(self) -> str:
         """Try region after region; return the last obstacle, in words."""
@@ -172,14 +283,26 @@ class _Search:
         needed = largest_working_set(self.whole.prepared.graph)
         for _ in range(_MOST_REGIONS):
             reached = self.with_one_more(cuts, needed)
-            if self.found[1] or reached is None or self._is_over:
+            if self.found[1] or reached is None:
                 break
             cuts, needed = reached.cuts, reached.needed
-        if self.refusal and not cuts:
+            if self._is_over:
+                break
+        if self.refusal and self.least is None:
             return self.refusal
+        if self.least is None and self.limits.is_over:
+            return "nothing was tried, as the time was over"
+        ended = f" (tried for {format_time(round(self.seconds * 1e9), 'ns')})" if self.limits.is_over else ""
         if not cuts:
-            return f"the region around op {needed.op!r} needs no less in parts"
-        return f"in parts, op {needed.op!r} needs {format_bytes(needed.bytes)}"
+            region = f"the region around op {needed.op!r}"
+            other = None if self.least is None or self.least.needed.op is None else original(self.least.needed.op)
+            if other in (None, needed.op):
+                return f"{region} needs no less in parts{ended}"
+            return f"with {region} in parts, op {other!r} needs as much{ended}"
+        if needed.bytes <= self.most_bytes(needed.bytes):
+            return f"in parts, no plan was found, though no op needs more than {format_bytes(needed.bytes)}{ended}"
+        what = "what is in memory at the end" if needed.op is None else f"op {needed.op!r}"
+        return f"in parts, {what} needs {format_bytes(needed.bytes)}{ended}"
 
     def with_one_more(self, cuts: Mapping[str, Split], needed: WorkingSet) -> _Reached | None:
         """Try the regions around an obstacle; return the cuts of least memory.
@@ -188,17 +311,26 @@ class _Search:
             cuts: that are made already.
             needed: what is in the way then.
         """
-        graph, best = self.whole.prepared.graph, None
+        graph, tried = self.whole.prepared.graph, list[_Reached]()
         for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
-            for kinds in () if seed in cuts else _KINDS:
-                for reached in self.with_seed(cuts, seed, kinds):
-                    if reached.needed.bytes < (needed if best is None else best.needed).bytes:
-                        best = reached
+            before = len(tried)
+            for kinds in () if seed in cuts else _KINDS_IN_TURN if self.any_plan else _KINDS:
+                tried += self.with_seed(cuts, seed, kinds)
                 if self._is_over or (self.found[1] and not self._is_smallest):
-                    return best
-            if self.found[1]:
+                    break
+            if self._is_smallest:
+                self.plan_smallest(tried[before:])
+            if self._is_over or self.found[1]:
                 break
-        return best
+        gaining = [reached for reached in tried if reached.needed.bytes < needed.bytes]
+        return min(gaining, key=lambda reached: reached.needed.bytes, default=None)
+
+    def plan_smallest(self, tried: Collection[_Reached]) -> None:
+        """Plan the graphs of the least quick peaks, for the smallest budget."""
+        quick = [reached for reached in tried if reached.peak_bytes is not None]
+        for reached in sorted(quick, key=lambda reached: reached.peak_bytes or 0)[:_MOST_SMALLEST]:
+            if reached.needed.bytes <= self.most_bytes(reached.needed.bytes):
+                self.planned(reached)
 
     def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
         """Try an op's region in more and more parts; yield each need of memory.
@@ -225,20 +357,33 @@ class _Search:
 
     def reached(self, cuts: dict[str, Split]) -> _Reached | None:
         """Try cuts; return the result, or None for impossible cuts."""
-        needed = self.needed(cuts)
-        if needed is None:
+        drawn = self.drafted(cuts)
+        if drawn is None:
             return None
+        needed = largest_working_set(drawn.graph)
+        if self.least is None or needed.bytes < self.least.needed.bytes:
+            self.least = _Reached(cuts, needed)
         most = self.most_bytes(needed.bytes)
-        prepared = self.prepared(cuts) if needed.bytes <= most else None
-        if prepared is None or largest_working_set(prepared.graph).bytes > most:
+        if needed.bytes > most:
             return _Reached(cuts, needed)
-        planning = self.try_plan(prepared)
-        if planning.schedule is None:
-            return _Reached(cuts, needed, planned=True)
-        better = self.is_better(planning)
+        if self.request.offload:  # a quick run moves nothing to the host
+            peak = needed.bytes
+        else:
+            budget = needed.bytes if self._is_smallest else most
+            peak = quick_peak(drawn.graph, budget, min(self.seconds, _QUICK_SECONDS))
+        tried = _Reached(cuts, needed, peak)
+        return tried if self._is_smallest or peak > _NEAR * most else self.planned(tried)
+
+    def planned(self, tried: _Reached) -> _Reached:
+        """Plan a graph with cuts, and keep the plan if it is the best."""
+        prepared = self.prepared(tried.cuts)
+        if prepared is None or (needed := largest_working_set(prepared.graph).bytes) > self.most_bytes(needed):
+            return tried
+        planning = self.try_plan(prepared, tried.cuts)
+        better = planning.schedule is not None and self.is_better(planning)
         if better:
-            self.found = planning, cuts
-        return _Reached(cuts, needed, planned=True, fits=True, better=better)
+            self.found = planning, tried.cuts
+        return replace(tried, planned=True, fits=planning.schedule is not None, better=better)
 
     def most_bytes(self, needed: int) -> int:
         """Return the most that a plan may need, where a graph needs so much at least."""
@@ -247,14 +392,13 @@ class _Search:
         trace = self.found[0].trace
         return needed if trace is None else trace.peak_bytes - 1
 
-    def needed(self, cuts: Mapping[str, Split]) -> WorkingSet | None:
-        """Return the least that a graph with some cuts needs; None where there is no such graph."""
-        if self.floor is None:
-            prepared = self.prepared(cuts)
-            return None if prepared is None else largest_working_set(prepared.graph)
+    def drafted(self, cuts: Mapping[str, Split]) -> Prepared | None:
+        """Return the graph with some cuts, perhaps without measured kernels; None where there is no such graph."""
+        if self.draft is None:
+            return self.prepared(cuts)
         self.graphs += 1
         try:
-            return self.floor(cuts)
+            return self.draft(cuts)
         except UsageError as refusal:
             self.refusal = refusal.message
             return None
@@ -264,17 +408,22 @@ class _Search:
         key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
         if key not in self.known:
             self.observe.phase(f"splitting {key}")
-            self.graphs += self.floor is None
+            self.graphs += self.draft is None
             try:
                 self.known[key] = self.prepared_with(cuts)
             except UsageError as refusal:
                 self.refusal, self.known[key] = refusal.message, None
         return self.known[key]
 
-    def try_plan(self, prepared: Prepared) -> Planning:
-        """Plan a graph, in less time than is given for all."""
+    def try_plan(self, prepared: Prepared, cuts: dict[str, Split]) -> Planning:
+        """Plan the graph with these cuts, in a share of the time limit."""
         self.plans += 1
-        return plan(prepared, self.quick_request, self.observe)
+        planning = plan(prepared, self.quick_request, self.observe)
+        if planning.schedule is None and planning.solution.closest is not None:
+            least = _closest_bytes(self.whole if self.closest is None else self.closest[0])
+            if _closest_bytes(planning) < least:
+                self.closest = planning, cuts
+        return planning
 
     @cached_property
     def quick_request(self) -> Request:
@@ -282,7 +431,8 @@ class _Search:
         chosen = self.request.chosen
         if not chosen.has("time_limit") or (limit := chosen.all_options()["time_limit"]) is None:
             return self.request
-        return replace(self.request, planner=chosen.with_options({"time_limit": limit * _SHARE_OF_TIME}))
+        seconds = min(limit, self.seconds) * _SHARE_OF_TIME
+        return replace(self.request, planner=chosen.with_options({"time_limit": seconds}))
 
     def is_better(self, planning: Planning) -> bool:
         """Tell whether a plan is better than the best so far."""
@@ -300,6 +450,12 @@ class _Search:
         if self._is_smallest or trace is None:
             return False
         return self.any_plan or not self.found[0].overhead or trace.time <= self.whole.solution.baseline.time
+
+
+def _closest_bytes(refused: Planning) -> int:
+    """Return the least peak found; that of the plain run where no other run was found."""
+    closest = refused.solution.closest
+    return (refused.solution.baseline if closest is None else closest).peak_bytes
 
 
 def _seeds(graph: Graph, needed: WorkingSet) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from remat_cli.errors import UsageError
@@ -43,3 +44,8 @@ class Split:
     def least_bytes(self, largest: int) -> int:
         """Return the least bytes of a value that joins two ops."""
         return 1 if self.wide else largest // 4
+
+
+def cuts_in_words(cuts: Mapping[str, Split]) -> str:
+    """Return the regions in parts, in words."""
+    return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))

@@ -42,7 +42,7 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
     schedule = tmp_path / "schedule.json"
     refused = remat("plan", step, "--budget", "60%", "--time-limit", 1)
     assert refused.code == 3
-    assert "Not tried: --split runs the region around _log_softmax_backward_data" in refused.out
+    assert "--split fits: the region around '_log_softmax_backward_data' in 2 parts" in " ".join(refused.out.split())
     ended = remat("plan", step, "--budget", "60%", "--time-limit", 1, "--split", "-o", schedule)
     assert ended.code == 0, ended.err
     words = " ".join(ended.out.split())
@@ -54,6 +54,17 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
     executed = remat("verify", step, schedule, "--execute", "--json")
     assert executed.code == 0, executed.err
     assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0
+
+
+def test_a_refusal_has_the_trial_as_values(remat: Remat, step: str) -> None:
+    fits = remat("plan", step, "--budget", "60%", "--time-limit", 1, "--json").json["split"]
+    assert fits["fits"]
+    assert fits["parts"] == {"_log_softmax_backward_data": "2"}
+    ended = remat("plan", step, "--budget", "5%", "--time-limit", 1, "--json")
+    assert ended.code == 3
+    assert not ended.json["split"]["fits"]
+    assert "in memory at the end" in ended.json["split"]["reason"]
+    assert "split" not in remat("plan", step, "--budget", "60%", "--fused", "--json").json
 
 
 def test_parts_that_were_found_are_given_again(remat: Remat, step: str) -> None:

@@ -20,5 +20,6 @@ def write_slice(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int, e
 WORKS_IN_PLACE: Mapping[Any, Callable[..., Any]] = {
     _aten.slice_scatter.default: write_slice,
     _aten.add.Tensor: _aten.add_.Tensor,
+    _aten.mul.Tensor: _aten.mul_.Tensor,
     _aten.addmm.default: _aten.addmm_.default,
 }

@@ -19,7 +19,7 @@ from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 from remat_cli.pytorch.unstable.ops import schema_of
 
 _aten = torch.ops.aten
-_MEAN, _SUM = 1, 2  # what a loss does with the losses of its entries
+_NONE, _MEAN, _SUM = range(3)  # what a loss does with the losses of its entries
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _ENTRY_LOSSES = {
     _aten.mse_loss.default: _aten.mse_loss_backward.default,
@@ -36,8 +36,8 @@ def rows_first(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _LABEL_LOSSES and arguments(node)["reduction"] == _MEAN:
             _divide_labels(graph, node)
-        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] == _MEAN:
-            _divide_entries(graph, node)
+        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] != _NONE:
+            _sum_entries(graph, node)
         elif node.target in _ENTRY_LOSSES.values() and arguments(node)["reduction"] == _MEAN:
             _divide_gradient(graph, node)
         elif node.target is _aten.mean.default:
@@ -52,7 +52,7 @@ def rows_first(graph: fx.Graph) -> None:
             follow_operands(node)
 
 
-def _after(
+def add_like(
     graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str
 ) -> fx.Node:
     """Add an op at the place where the graph inserts, in the pass of `like`."""
@@ -82,8 +82,8 @@ def _divide_labels(graph: fx.Graph, loss: fx.Node) -> None:
         return
     total = items[0].meta["val"]
     with graph.inserting_before(loss):
-        counted = _after(graph, loss, _aten.ne.Scalar, (given["target"], given["ignore_index"]), {}, "counted")
-        count = _after(graph, loss, _aten.sum.default, (counted,), {"dtype": total.dtype}, "count")
+        counted = add_like(graph, loss, _aten.ne.Scalar, (given["target"], given["ignore_index"]), {}, "counted")
+        count = add_like(graph, loss, _aten.sum.default, (counted,), {"dtype": total.dtype}, "count")
     _with(loss, "reduction", _SUM)
     _divided(graph, items[0], count)
     if 1 in items:
@@ -94,13 +94,22 @@ def _divide_labels(graph: fx.Graph, loss: fx.Node) -> None:
 def _divided(graph: fx.Graph, value: fx.Node, by: Any) -> None:
     with graph.inserting_after(value):
         target = _aten.div.Tensor if isinstance(by, fx.Node) else _aten.div.Scalar
-        mean = _after(graph, value, target, (value, by), {}, "mean")
+        mean = add_like(graph, value, target, (value, by), {}, "mean")
     value.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
 
 
-def _divide_entries(graph: fx.Graph, loss: fx.Node) -> None:
-    _with(loss, "reduction", _SUM)
-    _divided(graph, loss, loss.args[0].meta["val"].numel())  # type: ignore[union-attr]
+def _sum_entries(graph: fx.Graph, loss: fx.Node) -> None:
+    """Sum the losses of entries in an op of its own: of some losses, torch's sum keeps the memory of all entries."""
+    is_mean = arguments(loss)["reduction"] == _MEAN
+    _with(loss, "reduction", _NONE)
+    args, kwargs = map_arg((loss.args, loss.kwargs), lambda source: source.meta["val"])
+    with loss.meta["val"].fake_mode:
+        loss.meta["val"] = loss.target(*args, **kwargs)  # type: ignore[operator]
+    with graph.inserting_after(loss):
+        total = add_like(graph, loss, _aten.sum.default, (loss,), {}, "total")
+    loss.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
+    if is_mean:
+        _divided(graph, total, loss.meta["val"].numel())
 
 
 def _divide_gradient(graph: fx.Graph, back: fx.Node) -> None:
@@ -108,7 +117,7 @@ def _divide_gradient(graph: fx.Graph, back: fx.Node) -> None:
     assert isinstance(gradient, fx.Node)
     assert isinstance(value, fx.Node)
     with graph.inserting_before(back):
-        share = _after(graph, back, _aten.div.Scalar, (gradient, value.meta["val"].numel()), {}, "share")
+        share = add_like(graph, back, _aten.div.Scalar, (gradient, value.meta["val"].numel()), {}, "share")
     _with(back, "grad_output", share)
     _with(back, "reduction", _SUM)
 
@@ -137,7 +146,7 @@ def _compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
     with old.fake_mode:
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
     with graph.inserting_after(node):
-        view = _after(graph, node, _aten.view.default, (node, list(old.shape)), {}, "viewed")
+        view = add_like(graph, node, _aten.view.default, (node, list(old.shape)), {}, "viewed")
     node.replace_all_uses_with(view, delete_user_cb=lambda user: user is not view)
 
 

@@ -18,11 +18,12 @@ from torch.fx.node import map_arg
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.axes import axes_of, in_part
 from remat_cli.pytorch.capture.joint import rewritten
-from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
 from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
 from remat_cli.pytorch.capture.rows_first import rows_first
+from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
 
@@ -43,10 +44,27 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
         return captured
     captured = rewritten(captured)
     graph = copied(captured.module.graph)
+    without_shifts(graph)
     rows_first(graph)
     for seed, cut in sorted(cuts.items()):
         graph = _cut(graph, seed, cut)
+    for gradient in outputs_of(graph):
+        if isinstance(gradient, fx.Node) and gradient.target is _aten.add.Tensor and is_backward(gradient):
+            _allow_in_place(gradient)
+            if IN_PLACE not in gradient.meta and not gradient.kwargs:  # the first one is a view: sums have no order
+                gradient.args = gradient.args[::-1]
+                _allow_in_place(gradient)
     return replace(captured, module=fx.GraphModule(captured.module, graph))
+
+
+def _allow_in_place(node: fx.Node) -> None:
+    """Let an op write its result over its first operand, if that is laid out as the result and no view."""
+    operand, result = node.args[0], node.meta["val"]
+    if not isinstance(operand, fx.Node) or operand.op != "call_function" or is_view(operand):
+        return
+    given = operand.meta["val"]
+    if given.dtype is result.dtype and given.shape == result.shape and given.stride() == result.stride():
+        node.meta[IN_PLACE] = True
 
 
 def copied(graph: fx.Graph) -> fx.Graph:
@@ -231,7 +249,9 @@ class _Writer:
     def scaled(self, node: fx.Node, value: fx.Node) -> fx.Node:
         assert self.factor is not None
         factor = self.read(self.factor.value)
-        return self.op(_aten.mul.Tensor, (value, factor), {}, node, f"{node.name}_scaled", forward=False)
+        scaled = self.op(_aten.mul.Tensor, (value, factor), {}, node, f"{node.name}_scaled", forward=False)
+        _allow_in_place(scaled)
+        return scaled
 
     def op(
         self,

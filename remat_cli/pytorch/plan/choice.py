@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import torch
@@ -19,7 +19,6 @@ from torch import nn
 
 from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
-from remat_cli.core.bounds import WorkingSet, largest_working_set
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
@@ -31,7 +30,7 @@ from remat_cli.formats.native import canonical_json, graph_sha256
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.schedule_json import ScheduleFile, link_fields, read_schedule
 from remat_cli.formats.writing import write_faults, write_file
-from remat_cli.planning import Request, SplitPlanning, plan, plan_split
+from remat_cli.planning import Planning, Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, link_of, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
@@ -41,11 +40,11 @@ from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
-from remat_cli.pytorch.plan.record import GraphRecord, more_time, notify
+from remat_cli.pytorch.plan.record import GraphRecord, notify
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
-from remat_cli.splitting import Split
+from remat_cli.splitting import Split, cuts_in_words
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import format_bytes, format_count, format_time, parse_budget
 
@@ -57,6 +56,8 @@ _SECONDS, _OPS = 3.0, 500
 # A search for the smallest budget asks for many plans. Of a GPT of 419 ops it takes 6 s with this share of the time for
 # each, and its peak is 0.9 % above what 19 s find.
 _SHARE_OF_EACH = 0.1
+# Least seconds of a trial of parts for a refusal.
+_LEAST_TRIAL = 2.0
 # Device profiles by torch's name of the device; other devices have the generic profile.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
@@ -314,6 +315,7 @@ class WithinBudget(ScheduleSource):
         plans: what was planned, by the hash of all that it depends on.
         cuts: what is split, by the hash of all that the plan without depends on.
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
+        refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
         missed_bytes: to leave free, as measured steps took them beyond the plan.
         before_bytes: what that was before it was last raised.
@@ -335,6 +337,7 @@ class WithinBudget(ScheduleSource):
     splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
     bound_by: str = ""
+    refused: dict[str, Planning] = field(default_factory=dict)
     granted: int = 0
     reserve_bytes: int = 0
     missed_bytes: int = 0
@@ -392,7 +395,7 @@ class WithinBudget(ScheduleSource):
                 planned,
                 plain_peak_bytes=plain.peak_bytes,
                 overhead=share_over(round(own.time * (1 + planned.overhead)), plain.time),
-                parts=note_on_parts(cuts),
+                parts=cuts_in_words(cuts),
             )
         self.plans[key] = planned
 
@@ -412,7 +415,7 @@ class WithinBudget(ScheduleSource):
     ) -> Mapping[str, Split]:
         """Search for the cuts of the best plan, and keep both."""
         found = self.plan_split(joint, captured, modules)
-        planning, self.bound_by = found.planning, found.bound_by
+        planning, self.bound_by = found.planning, found.obstacle
         if planning.schedule is not None and planning.trace is not None:
             own = self.key(planning.prepared)
             planned = GraphRecord.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
@@ -422,27 +425,34 @@ class WithinBudget(ScheduleSource):
         return found.cuts
 
     def plan_split(
-        self, joint: Joint, captured: Captured, modules: Sequence[nn.Module], *, any_plan: bool = False
+        self, joint: Joint, captured: Captured, modules: Sequence[nn.Module], *, is_trial: bool = False
     ) -> SplitPlanning:
         """Search for the best plan with regions in parts.
+
+        A trial ends at the first plan, or after as long as this source has made its calls wait.
 
         Args:
             joint: the step without.
             captured: the same as torch handed it over.
             modules: that are called.
-            any_plan: the first plan that fits will do.
+            is_trial: the search is a trial for a refusal.
         """
 
         def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
             return self.prepared(*_in_parts(joint, captured, cuts), modules)
 
-        def floor(cuts: Mapping[str, Split]) -> WorkingSet:
-            return largest_working_set(self.unmeasured(*_in_parts(joint, captured, cuts), modules).graph)
+        def draft(cuts: Mapping[str, Split]) -> Prepared:
+            return self.unmeasured(*_in_parts(joint, captured, cuts), modules)
 
         whole = prepared_with({})
-        request = self.request_for(whole.graph)
+        request, key = self.request_for(whole.graph), self.key(whole)
+        seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else inf
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
-            return plan_split(prepared_with, request, floor=floor, any_plan=any_plan)
+            refused = self.refused.get(key)
+            found = plan_split(prepared_with, request, whole=refused, draft=draft, any_plan=is_trial, seconds=seconds)
+        if found.whole.schedule is None:
+            self.refused = {key: found.whole}
+        return found
 
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -451,13 +461,13 @@ class WithinBudget(ScheduleSource):
         if self.splits:
             tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
             return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
-        found = self.plan_split(joint, captured, modules, any_plan=True)
-        if found.planning.trace is None or not found.cuts:
+        found = self.plan_split(joint, captured, modules, is_trial=True)
+        if not found.cuts and not found.bound_by:
             return refusal
-        peak = format_bytes(found.planning.trace.peak_bytes)
-        over = share_over(found.planning.trace.time, baseline_of(found.whole.prepared.graph).time)
-        hint = f"split=True fits: {note_on_parts(found.cuts)}, a predicted peak of {peak}, {more_time(over)}"
-        return DoesNotFit(refusal.message, hint=f"{hint} (results differ in the last digits); or {refusal.hint}")
+        words = found.in_words("split=True")
+        if found.cuts:
+            return DoesNotFit(refusal.message, hint=f"{words}; or {refusal.hint}")
+        return DoesNotFit(refusal.message, hint=f"{refusal.hint}; {words}")
 
     def planned_within(
         self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -636,8 +646,9 @@ class WithinBudget(ScheduleSource):
         """Plan a graph, and save the plan in the folder."""
         request = self.request_for(prepared.graph)
         with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
-            planning = plan(prepared, request)
+            planning = self.refused.get(key) or plan(prepared, request)
         if planning.schedule is None or planning.trace is None:
+            self.refused = {key: planning}
             raise no_plan(planning.solution, self.free_bytes)
         self.keep(self.path("plan", key), planning.schedule_file)
         planned = GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
@@ -716,11 +727,6 @@ def _in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tu
     return Joint.of(captured).releasing(joint.released), captured
 
 
-def note_on_parts(cuts: Mapping[str, Split]) -> str:
-    """Return the regions in parts, in words."""
-    return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
-
-
 def _up_to(request: Request, graph: Graph) -> str:
     """Return a graph's size and its plan's longest time, in words.
 
@@ -759,9 +765,9 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
     activations = activations_of(graph)
     share = larger_share(closest, activations.other_bytes, activations.bytes)
     return DoesNotFit(
-        f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan at all needs less than "
-        f"{_exact(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs and optimizer "
-        f"state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run needs "
+        f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan that runs every op whole needs "
+        f"less than {_exact(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs and "
+        f"optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run needs "
         f"{format_bytes(baseline_of(graph).peak_bytes)}",
         hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or smaller inputs',
     )

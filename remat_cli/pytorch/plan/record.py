@@ -19,7 +19,7 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import write_file
-from remat_cli.units import format_bytes, format_count, format_share, format_time
+from remat_cli.units import format_bytes, format_count, format_time, more_time
 
 _LOG = logging.getLogger("remat")
 
@@ -211,11 +211,6 @@ class PlanRecord:
                 "model.forward(...), or a part of the model"
             )
         return "\n".join(lines)
-
-
-def more_time(overhead: float) -> str:
-    """Return an overhead in words; a step in parts may take less time than the step without."""
-    return f"{format_share(abs(overhead))} {'less' if overhead < 0 else 'more'} time"
 
 
 def waited(spent_ns: Counter[str]) -> str:

@@ -31,15 +31,15 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 class Language(nn.Module):
     """A block, and a head as transformers has it: labels are shifted, and the logits are returned with the loss."""
 
-    def __init__(self, logits: bool) -> None:
+    def __init__(self, logits: bool, smoothing: float = 0.1) -> None:
         super().__init__()
         self.embed, self.block, self.head = nn.Embedding(11, 4), Block(4, 2, 0.0), nn.Linear(4, 11, bias=False)
-        self.logits = logits
+        self.logits, self.smoothing = logits, smoothing
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
         scores = self.head(self.block(self.embed(tokens)))
         before, after = scores[:, :-1].contiguous(), labels[:, 1:].contiguous()
-        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=0.1)
+        loss = F.cross_entropy(before.view(-1, 11), after.view(-1), label_smoothing=self.smoothing)
         return (loss, scores) if self.logits else loss
 
 
@@ -107,6 +107,7 @@ def numbers(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 CASES: Mapping[str, Callable[[], Step]] = {
     "language": lambda: (Language(False).double(), words()),
     "with_logits": lambda: (Language(True).double(), words()),
+    "shifted": lambda: (Language(True, 0.0).double(), words()),
     "tied": lambda: (Tied().double(), words()),
     "group_norm": lambda: (Images(lambda: nn.GroupNorm(2, 4)).double(), images()),
     "batch_norm": lambda: (Images(lambda: nn.BatchNorm2d(4)).double(), images()),
@@ -171,6 +172,42 @@ def test_a_step_in_parts_computes_the_same(name: str) -> None:
     assert tried > 2
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_shifted_labels_leave_the_rows_of_all_tokens(batch: int) -> None:
+    tokens, labels = words()
+    captured = captured_of((Language(False, 0.0).double(), (tokens[:batch], labels[:batch])))
+    wanted = outcome(captured)
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(6 * batch)})  # rows of the batch alone are fewer
+    for one, other in zip(outcome(in_parts), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    shapes = [tuple(node.meta["val"].shape) for node in in_parts.module.graph.nodes if "slice" in node.name]
+    assert (batch, 5, 11) not in shapes
+    assert (batch, 6, 11) not in shapes
+
+
+def test_shifted_scores_may_be_cast_after_the_slice() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11, dtype=torch.bfloat16)
+
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            scores = self.head(self.embed(tokens).bfloat16())[:, :-1]
+            return F.cross_entropy(scores.reshape(-1, 11).double(), labels[:, 1:].reshape(-1))
+
+    captured = captured_of((Halved(), words()))
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(8)})
+    for one, other in zip(outcome(in_parts), outcome(captured), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    assert not any("slice_backward" in node.name for node in in_parts.module.graph.nodes)
+
+
+def test_scores_that_another_loss_reads_keep_their_slice() -> None:
+    captured = captured_of(CASES["language"]())  # smoothed labels
+    in_parts = split(captured, {"_log_softmax_backward_data": Split(2)})
+    assert any("slice_backward" in node.name for node in in_parts.module.graph.nodes)
+
+
 def test_two_regions_are_split_one_after_the_other() -> None:
     captured = captured_of(CASES["language"]())
     ops = [op.name for op in row_ops(captured.module.graph)[0]]
@@ -218,6 +255,33 @@ def test_what_is_written_in_place_takes_the_time_of_its_part_alone() -> None:
     assert any(kind.endswith("in place") for kind in measured)
 
     assert found.workspace_bytes["mm_rows1"] == 0
+
+
+def test_gradients_of_a_tied_weight_are_added_up_in_place() -> None:
+    joint = Joint.of(split(captured_of(CASES["tied"]()), {"mm": Split(2)}))
+    graph = graph_of(joint, "tied")
+    weight = max(tensor.bytes for tensor in graph.tensors.values() if tensor.name in graph.outputs)
+    sums = [op for op in graph.ops if op.name.startswith("add") and op.outputs[0] in graph.outputs]
+    assert any(op.inplace is not None and graph.tensors[op.outputs[0]].bytes == weight for op in sums)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_holds_no_memory_of_its_entries(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 32)
+
+        def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return loss(self.head(x), wanted, reduction=reduction)
+
+    captured = captured_of((Head().double(), numbers((8, 3), (8, 32))))
+    name = next(op.name for op in row_ops(captured.module.graph)[0] if "loss" in op.name and "backward" not in op.name)
+    (made, *gradients), (wanted, *others) = outcome(split(captured, {name: Split(2)})), outcome(captured)
+    assert made.untyped_storage().nbytes() == 8
+    for one, other in zip((made, *gradients), (wanted, *others), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_an_empty_part_of_a_cat_has_no_rows() -> None:

@@ -78,6 +78,13 @@ def test_a_refusal_tells_what_split_would_do() -> None:
     assert "split=True fits: the region around '_log_softmax_backward_data' in" in refusal.value.hint
 
 
+def test_a_refusal_tells_where_split_does_not_help() -> None:
+    model = planned(Head(), budget="200kB", options=QUICK)
+    with pytest.raises(DoesNotFit) as refusal:
+        steps(model, *words())
+    assert "split=True would not help: what is in memory at the end" in (refusal.value.hint or "")
+
+
 def test_where_parts_do_not_help_either_the_refusal_stands() -> None:
     model = planned(Head(), budget="200kB", split=True, options=QUICK)
     with pytest.raises(DoesNotFit, match="no plan fits a budget of 200") as refusal:
