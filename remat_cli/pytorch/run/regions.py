@@ -23,7 +23,13 @@ from torch import nn
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.regions import regions_of, repeated_blocks
 from remat_cli.pytorch.memory.hosted import HostedStep, can_leave
-from remat_cli.pytorch.memory.shards import arrived, check_not_offloaded, check_regions_are_whole, is_distributed
+from remat_cli.pytorch.memory.shards import (
+    arrived,
+    check_not_offloaded,
+    check_regions_are_whole,
+    has_plain_parameters,
+    is_distributed,
+)
 from remat_cli.pytorch.memory.watch import StepWatch
 from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
@@ -266,12 +272,8 @@ class RegionsCall:
             self.record.unplanned[reason] += 1
             return own_call(module)(*args, **kwargs)
         self._check_eager()
-        if is_distributed(module):
-            check_regions_are_whole(self.request.regions)
-            check_not_offloaded(module)
-            self.request.ranks.meet(module)
-        else:
-            check_not_sharded([module])
+        if not has_plain_parameters(module):  # of one look, where the following take several
+            self._check_shards()
         self._plan = self._plans.plan_for(args, kwargs)
         self.record.whole_calls += 1
         self._times.clear()
@@ -283,6 +285,15 @@ class RegionsCall:
             self._watch.pause()
         self._watch.resume(result)
         return result
+
+    def _check_shards(self) -> None:
+        module = self.request.module
+        if not is_distributed(module):
+            check_not_sharded([module])
+            return
+        check_regions_are_whole(self.request.regions)
+        check_not_offloaded(module)
+        self.request.ranks.meet(module)
 
     def _check_eager(self) -> None:
         compiled = next((path for path, part in self.request.regions.items() if call_instead(part) is not None), None)

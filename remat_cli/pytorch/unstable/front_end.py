@@ -59,10 +59,15 @@ def configured(
     options = {**_OPTIONS, "reorderable_logging_functions": {print}, "ignore_logging_functions": _logging_methods()}
 
     known = seen or SeenSizes()
+    set_options = config._make_closure_patcher(**options)  # takes a third of the time of `config.patch`
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with config.patch(options), known, _entered_in_captures(capture_context):
-            return compiled_function(*args, **kwargs)
+        set_back = set_options()
+        try:
+            with known, _entered_in_captures(capture_context):
+                return compiled_function(*args, **kwargs)
+        finally:
+            set_back()
 
     return call
 
