@@ -87,10 +87,10 @@ def planned(
             be captured, else what the `ModuleList`s of the model hold, and a warning says so. None: the whole step, or
             a refusal.
         fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
-            the first step, its peak is read from the kernels, and it is corrected: at most three compilations (one of
-            a schedule, which must have been planned with `--fused`). Of regions, the plans that are chosen are
-            compiled, once for each kind of region. Kernels of the whole step are compiled with symbols, once for all
-            sizes; of regions, for each shape of the inputs.
+            the first step, its peak is read from the kernels, and it is corrected: at most three compilations, six
+            with offloading (one of a schedule, which must have been planned with `--fused`). Of regions, the plans that
+            are chosen are compiled, once for each kind of region. From the second size on, kernels are compiled with
+            symbols, once for all sizes.
         split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
             time. Results are those of the step to rounding. Each shape of the inputs is planned by itself.
         strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
