@@ -83,14 +83,12 @@ ALONE = rows("""
     blocks eager    offload   one fixed    file
 """)
 TOGETHER = rows("""
-    whole  compiled recompute ddp    fixed    file
     whole  eager    offload   ddp    fixed    file
     whole  eager    split     ddp    fixed    budget
     blocks compiled offload   ddp    changing budget
     blocks eager    recompute fsdp2  changing budget
     blocks compiled offload   fsdp2  changing budget
     blocks eager    offload   fsdp2  fixed    budget bfloat16
-    blocks eager    recompute tensor changing budget
     blocks compiled offload   tensor changing budget
     blocks compiled recompute ddp    fixed    file
     blocks eager    offload   fsdp2  fixed    file
@@ -166,9 +164,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 3) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(32, 64)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -203,8 +201,13 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
     """Plan a model as the row says."""
     chosen = {**options(row), "optimizer": "momentum", "options": {"time_limit": 0.5}}
     if row.source == "budget":
-        return planned(model, budget="80%", **chosen)
+        return planned(model, budget="65%" if is_cut(row) else "80%", **chosen)
     return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled")
+
+
+def is_cut(row: Row) -> bool:
+    """Whether passes are compiled in pieces: then one block and a tight budget make tensors move soon."""
+    return (row.extent, row.kernels, row.moves) == ("whole", "compiled", "offload")
 
 
 def file_of(row: Row, files: Path) -> Path:
@@ -260,7 +263,7 @@ def step(model: nn.Module, *given: torch.Tensor) -> torch.Tensor:
 def trained(row: Row, files: Path) -> dict[str, Any]:
     """Train three steps as planned and unplanned; return what came of it."""
     torch.manual_seed(0)
-    model: nn.Module = Model()
+    model: nn.Module = Model(1 if is_cut(row) else 3)
     if row.source == "file" and row.extent == "blocks":
         write_blocks(row, model, files)
     twin = sharded(copy.deepcopy(model), row)
