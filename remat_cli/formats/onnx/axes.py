@@ -123,6 +123,13 @@ def _batch(operands: _Operands) -> Iterator[Axis]:
     yield from _same(operands, [0])
 
 
+def _fused_convolution(operands: _Operands) -> Iterator[Axis]:
+    """Yield the batch of a convolution, to whose result another tensor may be added."""
+    added = operands.given(3)
+    for axis in _same(operands, [0]):
+        yield Axis(axis.rows, {**axis.reads, **({added: Part(0)} if added else {})}, axis.makes)
+
+
 def _pooled(operands: _Operands) -> Iterator[Axis]:
     """Yield batch and channels; indices of maxima count through the whole tensor, so they forbid both."""
     if len(operands.results) == 1:
@@ -201,6 +208,12 @@ def _matmul(operands: _Operands) -> Iterator[Axis]:
     yield Axis(shape[-2], {left: Part(len(of_left) - 2)}, {made: Part(rank - 2)})
     yield Axis(shape[-1], {right: Part(len(of_right) - 1)}, {made: Part(rank - 1)})
     yield Axis(of_left[-1], {left: Part(len(of_left) - 1), right: Part(len(of_right) - 2)}, {made: SUM})
+
+
+def _fused_matmul(operands: _Operands) -> Iterator[Axis]:
+    """Yield what a product has that is only scaled: one that is transposed, too, has no rule."""
+    if not any(integer_attribute(operands.node, f"trans{what}", 0) for what in ("A", "B", "BatchA", "BatchB")):
+        yield from _matmul(operands)
 
 
 def _reduced(operands: _Operands) -> Iterator[Axis]:
@@ -338,6 +351,9 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshaped),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
     "BatchNormalization": _normalised_by_channel,
+    "com.microsoft.FusedConv": _fused_convolution,
+    "com.microsoft.FusedGemm": _gemm,
+    "com.microsoft.FusedMatMul": _fused_matmul,
     "Concat": _joined,
     "Dropout": _dropped,
     "Expand": _expanded,

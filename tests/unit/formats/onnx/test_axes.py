@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -113,6 +114,43 @@ def test_an_op_gives_the_same_in_parts_along_each_axis(case: str, tmp_path: Path
         for one, other in zip(run(sized.model.proto, fed), expected, strict=True):
             assert one.shape == other.shape
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("type_", "shapes", "attributes", "rows"),
+    [
+        ("FusedConv", [(4, 2, 6, 6), (3, 2, 3, 3), (3,)], {"activation": "Relu", "pads": [1, 1, 1, 1]}, [4]),
+        ("FusedConv", [(4, 2, 6, 6), (3, 2, 1, 1), (3,), (4, 3, 6, 6)], {"activation": "Relu"}, [4]),
+        ("FusedGemm", [(4, 6), (6, 8), (8,)], {"activation": "Relu"}, [4, 8]),
+        ("FusedMatMul", [(3, 4, 6), (3, 6, 8)], {"alpha": 0.5}, [3, 4, 8, 6]),
+        ("FusedMatMul", [(6, 4), (6, 8)], {"transA": 1}, []),
+        ("SkipLayerNormalization", [(2, 3, 4), (2, 3, 4), (4,)], {}, [2, 3]),
+        ("BiasGelu", [(2, 3, 4), (4,)], {}, [2, 3, 4]),
+    ],
+)
+def test_ops_of_onnxruntime_give_the_same_in_parts(
+    type_: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], rows: list[int], tmp_path: Path
+) -> None:
+    names = [f"in{place}" for place in range(len(shapes))]
+    model = Model(
+        [node(type_, names, ["y"], "op", domain="com.microsoft", **attributes)],
+        [float_input(name, *shape) for name, shape in zip(names, shapes, strict=True)],
+        other_opsets={"com.microsoft": 1},
+    )
+    random = np.random.default_rng(0)
+    fed = {name: random.standard_normal(shape).astype(np.float32) for name, shape in zip(names, shapes, strict=True)}
+
+    def result(proto: onnx.ModelProto) -> Any:
+        return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, fed)[0]
+
+    expected = result(model.proto())
+    for number in range(max(1, len(rows))):
+        sized = read_sized(Source(model.save(tmp_path)), ReadOptions(mode="inference"), keep_data=True)
+        axes = axes_of(sized.model.graph.node[0], sized.graph.values, 21)
+        assert [axis.rows for axis in axes] == rows
+        for axis in axes[number : number + 1]:
+            parts.write(sized.model.graph, sized.graph.values, 21, [(Region(axis.rows, {"op": axis}), 2)])
+            np.testing.assert_allclose(result(sized.model.proto), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
