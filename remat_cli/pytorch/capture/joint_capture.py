@@ -45,6 +45,7 @@ from remat_cli.pytorch.unstable.joint_graphs import (
     output_behind,
     output_descriptions,
     output_index,
+    save_any_number,
 )
 from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.pytorch.unstable.versions import unsupported
@@ -488,6 +489,7 @@ def _runner(module: fx.GraphModule, example_inputs: Any) -> Boxed:
     """Return the runner of a graph that torch gives to the compiler."""
     del example_inputs
     allow_backward_twice()
+    save_any_number()
     given = module.meta.get(_RUN) or boxed(module)
 
     def run(args: list[Any]) -> Any:

@@ -92,6 +92,23 @@ def allow_backward_twice() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
+class _NoneIsInput(list[bool]):
+    """Says of any number of saved tensors that they are no inputs of the forward graph."""
+
+    def __getitem__(self, place: Any) -> Any:
+        return False
+
+
+def save_any_number() -> None:
+    """Let the forward pass save more tensors than its graph has: each plan saves others.
+
+    From 2.15 on torch looks up for each saved tensor whether it is an input.
+    """
+    context = TracingContext.try_get()
+    if context is not None and hasattr(context.fw_metadata, "saved_tensor_is_graph_input"):
+        context.fw_metadata.saved_tensor_is_graph_input = _NoneIsInput()
+
+
 def boxed(module: fx.GraphModule) -> Boxed:
     """Return a runner of a graph that empties its list of arguments.
 
