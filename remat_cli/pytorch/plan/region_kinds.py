@@ -52,7 +52,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
 from remat_cli.pytorch.unstable.front_end import SeenSizes
 from remat_cli.pytorch.unstable.inductor import as_captured
-from remat_cli.pytorch.unstable.joint_graphs import boxed
+from remat_cli.pytorch.unstable.joint_graphs import boxed, shards_take_sizes
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -152,7 +152,8 @@ class Captures:
             reach = partial(_reached, call, mode, twin)
             group = None
             is_shared = function is getattr(twin.forward, "__func__", None)
-            if self._takes_sizes and self._former and is_shared:
+            takes_sizes = self._takes_sizes and (not call.is_split or shards_take_sizes())
+            if takes_sizes and self._former and is_shared:
                 symbolic = GuardedCaptures(_called(function), gradients, takes_sizes=True, fused=self._fused)
                 guarded = self._guarded.setdefault(key, symbolic)
                 with suppress(GraphError):  # then it is captured for these sizes alone

@@ -55,6 +55,12 @@ class RegionCall:
     autocast: tuple[torch.dtype, bool]
     gradients: KnownGradients
 
+    @property
+    def is_split(self) -> bool:
+        """Whether any parameter or argument is split among ranks."""
+        given = (*self.parameters.values(), *pytree.tree_leaves((self.args, self.kwargs)))
+        return any(isinstance(value, DescribedShard) for value in given)
+
 
 @dataclass(frozen=True)
 class Moment:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
@@ -17,6 +18,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._guards import TracingContext, tracing
 from torch.fx.graph import _BoxedCodeGen
+from torch.torch_version import TorchVersion
 
 # Runs a graph; it takes its arguments as a list and empties it, so that it alone holds them.
 Boxed = Callable[[list[Any]], Any]
@@ -105,8 +107,17 @@ def save_any_number() -> None:
     From 2.15 on torch looks up for each saved tensor whether it is an input.
     """
     context = TracingContext.try_get()
-    if context is not None and hasattr(context.fw_metadata, "saved_tensor_is_graph_input"):
-        context.fw_metadata.saved_tensor_is_graph_input = _NoneIsInput()
+    metadata: Any = None if context is None else context.fw_metadata
+    if hasattr(metadata, "saved_tensor_is_graph_input"):
+        metadata.saved_tensor_is_graph_input = _NoneIsInput()
+
+
+def shards_take_sizes() -> bool:
+    """Return whether a graph of DTensors may save any number of tensors, as plans for many sizes do.
+
+    torch 2.13 runs such a graph, 2.15 counts what it returns; other releases are untried.
+    """
+    return bool(TorchVersion("2.13") <= TorchVersion(torch.__version__) < TorchVersion("2.14"))
 
 
 def boxed(module: fx.GraphModule) -> Boxed:

@@ -309,7 +309,7 @@ def check(row: Row, came: dict[str, Any]) -> None:
     if row.sizes == "fixed" and row.ranks == "one":
         assert max(came["measured"]) == pytest.approx(came["predicted"], abs=64), str(row)
     elif came["measured"]:
-        assert max(came["measured"]) <= came["predicted"] + GATHERED_BYTES, str(row)
+        assert max(came["measured"]) <= came["predicted"] + GATHERED_BYTES + 64, str(row)
 
 
 GATHERED_BYTES = sum(parameter.nbytes for parameter in Block().parameters())
