@@ -25,6 +25,10 @@ from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
 from remat_cli.pytorch.capture.rows_first import rows_first
 from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
+from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.dispatch import without_modes
+from remat_cli.pytorch.unstable.fakes import FakeTensor
+from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
 
 _aten = torch.ops.aten
@@ -177,6 +181,7 @@ class _Writer:
     slices: dict[Any, fx.Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.known: dict[str, fx.Node] = {}  # ops of the new graph by kind: parts have equal ones
         self.nodes = list(self.old.nodes)
         self.views = views_and_items(self.old)
         self.locals = [{} for _ in range(self.parts)]
@@ -282,7 +287,12 @@ class _Writer:
         if forward is None:
             forward = not is_backward(like) or self.factor is not None
         node.meta["partitioner_tag"] = "is_forward" if forward else "is_backward"
-        node.meta["val"] = value_of(target, args, kwargs, like)
+        kind = str((target, map_arg((args, kwargs), _layout)))
+        if kind in self.known:
+            node.meta["val"] = _value_as(self.known[kind], node)
+        else:
+            node.meta["val"] = value_of(target, args, kwargs, like)
+            self.known[kind] = node
         return node
 
     def write_group(self, group: int) -> None:
@@ -422,6 +432,36 @@ def _results(node: fx.Node) -> list[fx.Node]:
 def _is_dense(value: torch.Tensor) -> bool:
     """Tell whether a tensor fills its memory, each entry with a place of its own."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
+
+
+def _layout(node: fx.Node) -> Any:
+    return [(value.shape, value.stride(), value.dtype, value.device) for value in tensors_of(node.meta["val"])]
+
+
+def _value_as(known: fx.Node, node: fx.Node) -> Any:
+    """Return the results of an op without running it on tensors without data, which takes longer.
+
+    Args:
+        known: an equal op on operands of the same layout.
+        node: the op.
+    """
+    moved: dict[int, tuple[torch.UntypedStorage, int]] = {}  # memory of results that are views, and their shifts
+    for other, source in zip(known.all_input_nodes, node.all_input_nodes, strict=True):
+        for old, new in zip(tensors_of(other.meta["val"]), tensors_of(source.meta["val"]), strict=True):
+            moved[storage_key(old)] = new.untyped_storage(), int(new.storage_offset()) - int(old.storage_offset())
+
+    def as_here(value: torch.Tensor) -> torch.Tensor:
+        key = storage_key(value)
+        if key not in moved:
+            memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device="meta")
+            moved[key] = memory.untyped_storage(), 0
+        storage, shift = moved[key]
+        bare = torch.empty(0, dtype=value.dtype, device="meta")
+        bare.set_(storage, value.storage_offset() + shift, value.shape, value.stride())
+        return FakeTensor(value.fake_mode, bare, value.device)  # type: ignore[attr-defined]
+
+    with without_modes():
+        return pytree.tree_map_only(torch.Tensor, as_here, known.meta["val"])
 
 
 def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
