@@ -25,6 +25,7 @@ from remat_cli.core.solve import Solution
 from remat_cli.errors import GraphError, ScheduleFileError, UsageError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.source import Source, parse_json, read_bytes
+from remat_cli.splitting import Split, read_cuts
 
 FORMAT = "remat.schedule/1"
 # The whole numbers and names in a file on graph and plan, by place, with their types.
@@ -250,6 +251,15 @@ class ScheduleFile:
     allocator: CudaAllocator | None
     reserved_bytes: int | None
     figures: Mapping[str, int | str]
+
+    @property
+    def cuts(self) -> dict[str, Split]:
+        """Cuts of the schedule's graph, by the name of an op.
+
+        Raises:
+            UsageError: one is not understood.
+        """
+        return read_cuts((self.read_with or {}).get("parts") or {})
 
 
 def holds_schedule(path: Path) -> bool:

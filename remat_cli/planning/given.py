@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from remat_cli.core.graph import Graph
@@ -12,6 +13,7 @@ from remat_cli.core.solve import solve
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.prepare import Prepared
+from remat_cli.splitting import Split, written_cuts
 from remat_cli.units import format_bytes
 
 # The sources of schedules that no planner made, as written in their files.
@@ -61,12 +63,14 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
     return schedule_bytes(solution, prepared.mode, planner, prepared.options.recorded, estimated=prepared.is_estimated)
 
 
-def file_of_block(graph: Graph, schedule: Schedule) -> bytes:
+def file_of_block(graph: Graph, schedule: Schedule, cuts: Mapping[str, Split]) -> bytes:
     """Return the file of a schedule of one block, at its own peak.
 
     Args:
         graph: graph of the block.
         schedule: a schedule of the graph.
+        cuts: cuts of the graph, by the name of an op.
     """
     solution = solve(Problem(graph, Budget(simulate(graph, schedule).peak_bytes)), Given(schedule))
-    return schedule_bytes(solution, "training", {"name": "blocks", "options": {}})
+    read_with = {"parts": written_cuts(cuts)} if cuts else {}
+    return schedule_bytes(solution, "training", {"name": "blocks", "options": {}}, read_with)

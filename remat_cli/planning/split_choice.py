@@ -26,7 +26,7 @@ from remat_cli.planning.main_path import Planning, plan
 from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
 from remat_cli.prepare import Prepared, prepare_in_parts, why_not_in_parts
-from remat_cli.splitting import Split, cuts_in_words
+from remat_cli.splitting import Split, cuts_in_words, written_cuts
 from remat_cli.units import format_bytes, format_time, more_time
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
@@ -111,7 +111,7 @@ class SplitPlanning:
         """Return the JSON values of a trial for a refusal."""
         return {
             "fits": bool(self.cuts),
-            "parts": {name: str(cut) for name, cut in sorted((self.cuts or self.closest_cuts).items())},
+            "parts": written_cuts(self.cuts or self.closest_cuts),
             "peak_bytes": self.peak_bytes,
             "reason": self.bound_by,
         }
@@ -140,6 +140,7 @@ def plan_split(
     whole: Planning | None = None,
     draft: PreparedWith | None = None,
     any_plan: bool = False,
+    has_loss: bool = True,
     seconds: float = inf,
 ) -> SplitPlanning:
     """Plan a graph, with regions in parts where that is needed or takes less time.
@@ -152,6 +153,8 @@ def plan_split(
         draft: returns the graph with some cuts sooner, without what is measured of its kernels; None: there is no such
             difference.
         any_plan: the first plan that fits will do.
+        has_loss: gradients may be multiples of a number that is known later. Without it, no gradients are made at once,
+            so it makes no difference to make them again.
         seconds: limit of the search in seconds, after which no more parts are tried.
 
     Raises:
@@ -163,7 +166,7 @@ def plan_split(
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size)
-    return _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, seconds).best()
+    return _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, has_loss, seconds).best()
 
 
 def try_split(
@@ -231,6 +234,7 @@ class _Search:
     whole: Planning
     draft: PreparedWith | None = None
     any_plan: bool = False
+    has_loss: bool = True
     seconds: float = inf
     plans: int = 0
     graphs: int = 0
@@ -314,7 +318,7 @@ class _Search:
         graph, tried = self.whole.prepared.graph, list[_Reached]()
         for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
             before = len(tried)
-            for kinds in () if seed in cuts else _KINDS_IN_TURN if self.any_plan else _KINDS:
+            for kinds in () if seed in cuts else self.kinds:
                 tried += self.with_seed(cuts, seed, kinds)
                 if self._is_over or (self.found[1] and not self._is_smallest):
                     break
@@ -324,6 +328,13 @@ class _Search:
                 break
         gaining = [reached for reached in tried if reached.needed.bytes < needed.bytes]
         return min(gaining, key=lambda reached: reached.needed.bytes, default=None)
+
+    @property
+    def kinds(self) -> Iterator[tuple[Split, ...]]:
+        """Yield kinds of cuts that are tried beside each other, until one fits."""
+        for kinds in _KINDS_IN_TURN if self.any_plan else _KINDS:
+            if self.has_loss or not any(kind.again for kind in kinds):
+                yield kinds
 
     def plan_smallest(self, tried: Collection[_Reached]) -> None:
         """Plan the graphs of the least quick peaks, for the smallest budget."""

@@ -46,6 +46,20 @@ class Split:
         return 1 if self.wide else largest // 4
 
 
+def read_cuts(written: Mapping[str, object]) -> dict[str, Split]:
+    """Return cuts by the name of an op, as files have them.
+
+    Raises:
+        UsageError: one is not understood.
+    """
+    return {str(name): Split.parse(str(text)) for name, text in written.items()}
+
+
+def written_cuts(cuts: Mapping[str, Split]) -> dict[str, str]:
+    """Return cuts as files have them."""
+    return {name: str(cut) for name, cut in sorted(cuts.items())}
+
+
 def cuts_in_words(cuts: Mapping[str, Split]) -> str:
     """Return the regions in parts, in words."""
     return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))

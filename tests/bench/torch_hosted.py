@@ -25,7 +25,7 @@ from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.described import described
 from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, NOTHING, CurvePoint, WholeStep
-from remat_cli.pytorch.plan.region_curve import curve_of
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.rehearsal import Moment, RegionCall
 from remat_cli.pytorch.run.planned import source_within
@@ -89,8 +89,7 @@ def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tupl
     assert not refused
     source: WithinBudget = source_within("min", device=device, options={"time_limit": seconds})
     alone = replace(source, measures=False)
-    joint = Joint.of(group.captured)
-    return tuple(curve_of(alone, alone.prepared(joint, group.captured, []), joint))
+    return tuple(RegionGraphs(alone, Joint.of(group.captured), group.captured).curve())
 
 
 def llama_step(curve: tuple[CurvePoint, ...], tokens: int, rate: float, ranks: int = 8) -> WholeStep:

@@ -7,6 +7,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -44,7 +45,7 @@ from remat_cli.pytorch.plan.record import GraphRecord, notify
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
-from remat_cli.splitting import Split, cuts_in_words
+from remat_cli.splitting import Split, cuts_in_words, read_cuts, written_cuts
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import format_bytes, format_count, format_time, parse_budget
 
@@ -235,8 +236,7 @@ class FromFile(ScheduleSource):
         """
         del modules
         try:
-            parts = (self.file.read_with or {}).get("parts") or {}
-            return _in_parts(joint, captured, {str(name): Split.parse(str(text)) for name, text in parts.items()})
+            return step_in_parts(joint, captured, self.file.cuts)
         except UsageError as fault:
             raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
 
@@ -358,7 +358,14 @@ class WithinBudget(ScheduleSource):
         Raises:
             DoesNotFit: no plan fits.
         """
-        prepared = self.prepared(joint, captured, modules)
+        return self.plan_of(self.prepared(joint, captured, modules))
+
+    def plan_of(self, prepared: Prepared) -> GraphRecord:
+        """Return the plan for a graph, new or earlier.
+
+        Raises:
+            DoesNotFit: no plan fits.
+        """
         key = self.key(prepared)
         if key not in self.plans:
             self.plans[key] = self.kept(key, prepared) or self.new_plan(key, prepared)
@@ -369,26 +376,41 @@ class WithinBudget(ScheduleSource):
         if not self.splits:
             return joint, captured
         whole = self.prepared(joint, captured, modules)
-        key = self.key(whole)
         if self.is_share:  # of the step without parts
             self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
+        cuts = self.best_cuts(whole, joint, captured, modules)
+        if not cuts:
+            return joint, captured
+        split_joint, split_captured = step_in_parts(joint, captured, cuts)
+        self.describe_parts(cuts, whole.graph, self.prepared(split_joint, split_captured, modules))
+        return split_joint, split_captured
+
+    def best_cuts(
+        self, whole: Prepared, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> Mapping[str, Split]:
+        """Return the cuts of the best plan, found now or before; none where the graph is best whole.
+
+        Args:
+            whole: the graph without cuts.
+            joint: the captured joint graph.
+            captured: the same graph as given by torch.
+            modules: modules with their parameters in memory, used or not.
+        """
+        key = self.key(whole)
         if key not in self.cuts:
             kept = self.kept_cuts(key)
-            self.cuts[key] = self.chosen_cuts(key, joint, captured, modules) if kept is None else kept
-        if not self.cuts[key]:
-            return joint, captured
-        try:
-            split_joint, split_captured = _in_parts(joint, captured, self.cuts[key])
-        except UsageError:  # kept by another version of torch
-            self.cuts[key] = {}
-            return joint, captured
-        self.describe_parts(self.cuts[key], whole.graph, self.prepared(split_joint, split_captured, modules))
-        return split_joint, split_captured
+            with suppress(UsageError):  # they were kept by another version of torch
+                if kept is not None:
+                    step_in_parts(joint, captured, kept)
+                    self.cuts[key] = kept
+        if key not in self.cuts:
+            self.cuts[key] = self.chosen_cuts(key, joint, captured, modules)
+        return self.cuts[key]
 
     def describe_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> None:
         """Let the plan of a step in parts say so, and compare it with the step without."""
         key = self.key(prepared)
-        planned = self.plans.get(key) or self.kept(key, prepared) or self.new_plan(key, prepared)
+        planned = self.plan_of(prepared)
         if not planned.parts:
             plain, own = baseline_of(whole), baseline_of(prepared.graph)
             planned = replace(
@@ -405,7 +427,7 @@ class WithinBudget(ScheduleSource):
         if path is None or not path.exists():
             return None
         try:
-            return {name: Split.parse(str(text)) for name, text in json.loads(path.read_text()).items()}
+            return read_cuts(json.loads(path.read_text()))
         except (OSError, ValueError, AttributeError, UsageError):
             notify(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
             return None
@@ -421,7 +443,7 @@ class WithinBudget(ScheduleSource):
             planned = GraphRecord.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
             self.plans[own] = self.granting(planned)
             self.keep(self.path("plan", own), planning.schedule_file)
-            self.keep(self.path("parts", key), canonical_json({name: str(cut) for name, cut in found.cuts.items()}))
+            self.keep(self.path("parts", key), canonical_json(written_cuts(found.cuts)))
         return found.cuts
 
     def plan_split(
@@ -439,17 +461,25 @@ class WithinBudget(ScheduleSource):
         """
 
         def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
-            return self.prepared(*_in_parts(joint, captured, cuts), modules)
+            return self.prepared(*step_in_parts(joint, captured, cuts), modules)
 
         def draft(cuts: Mapping[str, Split]) -> Prepared:
-            return self.unmeasured(*_in_parts(joint, captured, cuts), modules)
+            return self.unmeasured(*step_in_parts(joint, captured, cuts), modules)
 
         whole = prepared_with({})
         request, key = self.request_for(whole.graph), self.key(whole)
         seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else inf
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
             refused = self.refused.get(key)
-            found = plan_split(prepared_with, request, whole=refused, draft=draft, any_plan=is_trial, seconds=seconds)
+            found = plan_split(
+                prepared_with,
+                request,
+                whole=refused,
+                draft=draft,
+                any_plan=is_trial,
+                has_loss=any(tangent.meta["val"].numel() == 1 for tangent in joint.tangents),
+                seconds=seconds,
+            )
         if found.whole.schedule is None:
             self.refused = {key: found.whole}
         return found
@@ -715,7 +745,7 @@ class WithinBudget(ScheduleSource):
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
 
 
-def _in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tuple[Joint, Captured]:
+def step_in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tuple[Joint, Captured]:
     """Return a step with regions in parts.
 
     Raises:

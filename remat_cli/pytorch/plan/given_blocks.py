@@ -10,15 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from remat_cli.core.graph import Graph
-from remat_cli.core.schedule import Schedule
-from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.blocks_json import BlockPlan, BlocksFile, blocks_bytes, read_blocks
 from remat_cli.planning.given import file_of_block
 from remat_cli.pytorch.plan.choice import check_structure
 from remat_cli.pytorch.plan.record import notify
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.units import format_bytes
 
 _AGAIN = "plan the blocks for a budget, and write the file again: plan_of(model).save(...)"
@@ -83,33 +81,35 @@ class GivenBlocks:
                     f"{self.file.path} has a plan for block {name!r}, which the training step does not run", hint=_AGAIN
                 )
 
-    def schedules_for(self, names: Sequence[str], graph: Graph) -> list[Schedule]:
-        """Return the schedules of equal calls, to follow the plain one.
+    def points_for(self, names: Sequence[str], graphs: RegionGraphs) -> list[CurvePoint]:
+        """Return the plans of equal calls, to follow the plain one.
 
         Args:
             names: names of the calls.
-            graph: graph of the block.
+            graphs: graphs of the block.
 
         Raises:
             GraphError: a schedule is for another graph, or breaks a rule; the message names the block.
         """
-        keys: list[str] = []
+        points: dict[str, CurvePoint] = {}
         for name in names:
             key = self.file.blocks[name].schedule
-            if key not in keys:
-                self._check(name, key, graph)
-                keys.append(key)
-            self._places[name] = 1 + keys.index(key)
-        return [self.file.schedules[key].schedule for key in keys]
+            if key not in points:
+                points[key] = self._point(name, key, graphs)
+            self._places[name] = 1 + list(points).index(key)
+        return list(points.values())
 
-    def _check(self, name: str, key: str, graph: Graph) -> None:
+    def _point(self, name: str, key: str, graphs: RegionGraphs) -> CurvePoint:
         where = f"{self.file.path}, block {name!r},"
         file = self.file.schedules[key]
-        check_structure(graph, file.structure or {}, where)
         try:
-            simulate(graph, file.schedule)
+            cuts = file.cuts
+            check_structure(graphs.prepared(cuts).graph, file.structure or {}, where)
+            return graphs.point(file.schedule, cuts)
         except InvalidSchedule as fault:
             raise GraphError(f"{where} does not run: {fault.message}", hint=_AGAIN) from None
+        except UsageError as fault:
+            raise GraphError(f"{where} is for another graph: {fault.message}", hint=_AGAIN) from None
 
     def warn_if_above(self, peak_bytes: int) -> None:
         """Warn if the plans peak above the budget that they were made for."""
@@ -178,7 +178,7 @@ def file_of_blocks(
         own = id(graph), schedule
         if own not in keys:
             keys[own] = str(len(keys))
-            schedules[keys[own]] = file_of_block(graph.edited(name=name).checked(), schedule)
+            schedules[keys[own]] = file_of_block(graph.edited(name=name).checked(), schedule, point.cuts)
         blocks[name] = BlockPlan(keys[own], name in inputs, name in saved)
     return blocks_bytes(
         blocks,

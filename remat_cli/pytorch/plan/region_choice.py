@@ -11,7 +11,7 @@ measures the memory of that schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from remat_cli.pytorch.plan.fused import CompiledMemory
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_copies import PassOrder, input_of, saved_by, waits, with_copies
 from remat_cli.pytorch.plan.rehearsal import Moment
+from remat_cli.splitting import Split
 
 _SECONDS = 1.0  # seconds for a choice
 
@@ -74,6 +75,7 @@ class CurvePoint:
         time: time of the whole region.
         forward_time: time of its forward pass.
         outputs: bytes of the region's outputs.
+        cuts: cuts of the graph in parts, by the name of an op.
     """
 
     planned: GraphRecord
@@ -83,6 +85,7 @@ class CurvePoint:
     time: int
     forward_time: int
     outputs: int
+    cuts: Mapping[str, Split] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> CurvePoint:
@@ -112,7 +115,14 @@ class CurvePoint:
 
     def at(self, schedule: Schedule) -> CurvePoint:
         """Return another plan of the region as measured by the judge."""
-        return CurvePoint.of(self.planned.graph, schedule, self.outputs)
+        return replace(CurvePoint.of(self.planned.graph, schedule, self.outputs), cuts=self.cuts)
+
+    @property
+    def peak_share(self) -> float:
+        """The peak as a share of the whole region's plain peak, both without what is always in memory."""
+        planned = self.planned
+        peak, plain = planned.predicted_peak_bytes - planned.fixed_bytes, planned.plain_peak_bytes - planned.fixed_bytes
+        return peak / max(1, plain)
 
     def taking(self, planned: GraphRecord, memory: CompiledMemory) -> CurvePoint:
         """Return the same plan with the memory of its compiled kernels."""

@@ -1,46 +1,156 @@
-"""Plans of one region that keep less and less between its passes: the points of a curve."""
+"""Plans of one kind of region that keep less and less between its passes: the points of a curve.
+
+The graph of a region may have cuts: some of its ops run in parts. Each set of cuts gives a graph, with a curve of its
+own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log2
 
+from remat_cli.config import Request
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.errors import DoesNotFit
+from remat_cli.core.solve import baseline_of, share_over
+from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.plan.choice import WithinBudget, step_in_parts
 from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.splitting import Split, cuts_in_words
+from remat_cli.units import parse_budget
 
 # Shares of a plain region's kept memory, beyond the memory that every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
 _PLAN_SECONDS = 1.0  # for each plan of a region, by default
+_SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for the least peak asks for
+_WHOLE: Mapping[str, Split] = {}
+# Cuts of another region are taken if they bring the peak down to no more than this multiple of its share there.
+_AS_GOOD = 1.05
 
 
-def curve_of(
-    source: WithinBudget, prepared: Prepared, joint: Joint, given: Iterable[Schedule] | None = None
-) -> list[CurvePoint]:
-    """Return plans of a region that keep less and less, the plain one first.
+@dataclass(eq=False)
+class RegionGraphs:
+    """The graphs of one kind of region, whole and with cuts.
 
-    Args:
+    Attributes:
         source: source of plans for the region alone.
-        prepared: graph of the region.
         joint: the captured region.
-        given: schedules in place of new ones, if any.
+        captured: the same as given by torch.
     """
-    outputs = sum(storage.bytes for storage in joint.returned)
-    plain = CurvePoint.of(prepared.graph, plain_run(prepared.graph), outputs)
-    floor = _kept_in_any_case(prepared.graph)
-    if given is not None:
-        return [plain, *map(plain.at, given)]
-    points = [plain]
-    for share in _SHARES:
-        kept = floor + int(share * max(0, plain.kept - floor))
-        schedule = _plan_that_keeps(source, prepared, kept + 2 * outputs, plain.planned.predicted_peak_bytes)
-        if schedule is not None:
-            points.append(plain.at(schedule))
-    return points
+
+    source: WithinBudget
+    joint: Joint
+    captured: Captured
+    _prepared: dict[frozenset[tuple[str, Split]], Prepared] = field(default_factory=dict)  # by their cuts
+
+    def prepared(self, cuts: Mapping[str, Split] = _WHOLE) -> Prepared:
+        """Return the graph with some cuts.
+
+        Raises:
+            UsageError: the region has no such ops, or they cannot be split.
+        """
+        key = frozenset(cuts.items())
+        if key not in self._prepared:
+            self._prepared[key] = self.source.prepared(*step_in_parts(self.joint, self.captured, cuts), [])
+        return self._prepared[key]
+
+    def point(self, schedule: Schedule, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
+        """Return a plan as measured by the judge.
+
+        With cuts, its overhead is that beside the whole region.
+
+        Raises:
+            UsageError: see `prepared`.
+            InvalidSchedule: the schedule does not run on this graph.
+        """
+        outputs = sum(storage.bytes for storage in self.joint.returned)
+        point = CurvePoint.of(self.prepared(cuts).graph, schedule, outputs)
+        if not cuts:
+            return point
+        whole = baseline_of(self.prepared().graph)
+        overhead = share_over(point.time, whole.time)
+        planned = replace(
+            point.planned, plain_peak_bytes=whole.peak_bytes, overhead=overhead, parts=cuts_in_words(cuts)
+        )
+        return replace(point, planned=planned, cuts=cuts)
+
+    def plain(self, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
+        """Return the plan that recomputes nothing."""
+        return self.point(plain_run(self.prepared(cuts).graph), cuts)
+
+    def curve(self) -> list[CurvePoint]:
+        """Return plans of the whole region that keep less and less, the plain one first."""
+        plain = self.plain()
+        floor = _kept_in_any_case(self.prepared().graph)
+        peak = plain.planned.predicted_peak_bytes
+        limits = ((floor + int(share * max(0, plain.kept - floor)), peak) for share in _SHARES)
+        return [plain, *self._within(limits)]
+
+    def curve_in_parts(self, known: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
+        """Return plans of the region in parts that keep less and less, the one of the least peak last.
+
+        Plans that keep more may peak by as much above the least peak. Where parts need no less memory, there are no
+        plans.
+
+        Args:
+            known: such plans of other regions, the last ones first, which are tried before others are made.
+        """
+        for curves_of in (self._with_schedules, self._with_cuts):
+            for curve in known:
+                points = curves_of(curve)
+                if points and points[-1].peak_share <= _AS_GOOD * curve[-1].peak_share:
+                    return points
+        cuts = self._least.best_cuts(self.prepared(), self.joint, self.captured, [])
+        return self._curve_with(cuts) if cuts else []
+
+    def _with_schedules(self, curve: Sequence[CurvePoint]) -> list[CurvePoint]:
+        """Return the plans of another region; none where this one has other ops or twice the memory."""
+        points: list[CurvePoint] = []
+        with suppress(UsageError, InvalidSchedule):
+            if self._growth(curve) == 1:
+                points += [self.point(point.planned.schedule, point.cuts) for point in curve]
+        return points
+
+    def _with_cuts(self, curve: Sequence[CurvePoint]) -> list[CurvePoint]:
+        """Return plans with the cuts of another region, in twice the parts for twice the memory; none without rows."""
+        factor = self._growth(curve)
+        with suppress(UsageError):
+            return self._curve_with(
+                {name: replace(cut, parts=cut.parts * factor) for name, cut in curve[-1].cuts.items()}
+            )
+        return []
+
+    def _growth(self, curve: Sequence[CurvePoint]) -> int:
+        """Return the power of two by which this region is larger than another."""
+        growth = self.plain().planned.plain_peak_bytes / max(1, curve[-1].planned.plain_peak_bytes)
+        return int(2 ** int(log2(max(1.0, growth))))
+
+    def _curve_with(self, cuts: Mapping[str, Split]) -> list[CurvePoint]:
+        smallest = self.point(self._least.plan_of(self.prepared(cuts)).schedule, cuts)
+        plain, peak = self.plain(cuts), smallest.planned.predicted_peak_bytes
+        more = (int(share * max(0, plain.kept - smallest.kept)) for share in _SHARES)
+        limits = ((smallest.kept + kept, peak + kept) for kept in more)
+        return [plain, *self._within(limits, cuts), smallest]
+
+    @cached_property
+    def _least(self) -> WithinBudget:
+        """The source of plans of the least peak."""
+        request = replace(self.source.request, budget=parse_budget("min"))
+        return replace(self.source, request=_in_time(request, _SHARE_OF_EACH))
+
+    def _within(self, limits: Iterable[tuple[int, int]], cuts: Mapping[str, Split] = _WHOLE) -> Iterator[CurvePoint]:
+        """Yield plans within limits of bytes: those kept between the passes, and the peak."""
+        outputs, prepared = self.plain(cuts).outputs, self.prepared(cuts)
+        for kept, peak in limits:
+            schedule = _plan_that_keeps(self.source, prepared, kept + 2 * outputs, peak)
+            if schedule is not None:
+                yield self.point(schedule, cuts)
 
 
 def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
@@ -53,9 +163,7 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
     graph, request = prepared.graph, source.request
     rest = peak - graph.fixed_bytes - kept
     ops = tuple(op.edited(workspace_bytes=max(0, rest)) if op.type == BOUNDARY_TYPE else op for op in graph.ops)
-    chosen = request.chosen
-    if chosen.has("time_limit") and "time_limit" not in chosen.options:
-        request = replace(request, planner=chosen.with_options({"time_limit": _PLAN_SECONDS}))
+    request = _in_time(request)
     limited = replace(prepared, graph=graph.edited(ops=ops).checked())
     within = replace(source, request=request.at(peak))
     key = within.key(limited)
@@ -63,6 +171,15 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
         return (within.kept(key, limited) or within.new_plan(key, limited)).schedule
     except DoesNotFit:
         return None
+
+
+def _in_time(request: Request, share: float = 1.0) -> Request:
+    """Return a request whose planner has a share of the user's time limit, or of a region's."""
+    chosen = request.chosen
+    if not chosen.has("time_limit"):
+        return request
+    seconds = chosen.options.get("time_limit", _PLAN_SECONDS)
+    return replace(request, planner=chosen.with_options({"time_limit": seconds * share}))
 
 
 def _kept_in_any_case(graph: Graph) -> int:

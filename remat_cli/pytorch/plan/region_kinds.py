@@ -21,7 +21,7 @@ from torch import nn
 
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.errors import GraphError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
@@ -39,11 +39,12 @@ from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
-from remat_cli.pytorch.plan.choice import structure_fault
+from remat_cli.pytorch.plan.choice import step_in_parts, structure_fault
 from remat_cli.pytorch.plan.described import Described, DescribedShard
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized import resized
 from remat_cli.pytorch.plan.sized_region import RegionHooks, SizedRegion, SizedSchedule, watch_runs
@@ -53,6 +54,7 @@ from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
 from remat_cli.pytorch.unstable.front_end import SeenSizes
 from remat_cli.pytorch.unstable.inductor import as_captured
 from remat_cli.pytorch.unstable.joint_graphs import boxed, shards_take_sizes
+from remat_cli.splitting import Split
 
 
 def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -294,6 +296,7 @@ class RegionKind:
         compiled: compiled plans by place.
         hooks: called around their passes.
         used: places of the used plans.
+        graphs: their graphs, whole and in parts; None for captures of many sizes, which run whole.
     """
 
     name: str
@@ -305,6 +308,7 @@ class RegionKind:
     compiled: dict[int, CompiledPasses] = field(default_factory=dict)
     hooks: RegionHooks = field(default_factory=RegionHooks)
     used: frozenset[int] = frozenset()
+    graphs: RegionGraphs | None = None
     _plan_index: int = 0
     _run: Callable[..., Any] | None = None
     _known: set[int] = field(default_factory=set)
@@ -317,13 +321,20 @@ class RegionKind:
         """
         return () if self.sized is None else self.sized.values
 
-    def take(self, schedules: Sequence[Schedule]) -> None:
-        """Replace the kind's plans."""
-        self.points = tuple(self.points[0].at(schedule) for schedule in schedules)
+    def take(self, plans: Sequence[tuple[Schedule, Mapping[str, Split]]]) -> None:
+        """Replace the kind's plans: schedules, each with the cuts of its graph.
+
+        Raises:
+            UsageError: the regions cannot be cut so.
+        """
+        if self.graphs is not None:
+            self.points = tuple(self.graphs.point(schedule, cuts) for schedule, cuts in plans)
+            return
+        self.points = tuple(self.points[0].at(schedule) for schedule, _ in plans)
         if self.sized is not None:
             planned_at = self.sized.plans[0]
-            plans = tuple(replace(planned_at, schedule=schedule) for schedule in schedules)
-            self.sized = replace(self.sized, plans=plans)
+            sized = tuple(replace(planned_at, schedule=schedule) for schedule, _ in plans)
+            self.sized = replace(self.sized, plans=sized)
 
     def at(self, values: Values) -> RegionKind:
         """Return the same plans for regions of other sizes.
@@ -419,6 +430,8 @@ class RegionKind:
     def _divide(self, plan_index: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         point = self.points[plan_index]
         joint = Joint.of(captured)
+        with suppress(UsageError):  # then it is another graph
+            joint, captured = step_in_parts(joint, captured, point.cuts)
         graph = graph_of(joint, self.name)
         structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
         is_planned = structure_fault(graph, structure) is None

@@ -10,7 +10,8 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Values
-from remat_cli.pytorch.plan.region_curve import curve_of
+from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import CallGroup, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsal import RegionCall
@@ -30,6 +31,7 @@ class RegionPlanner:
     def __init__(self, request: RegionRequest, hooks: RegionHooks) -> None:
         self._request, self._hooks = request, hooks
         self.link: Link | None = None
+        self._in_parts: list[Sequence[CurvePoint]] = []  # plans in parts of kinds, the last first
         self._sized: dict[Captured, SizedRegion] = {}
         self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
 
@@ -46,6 +48,14 @@ class RegionPlanner:
             kinds.update(dict.fromkeys(group.calls, kind))
         return [kinds[place] for place in range(len(calls))]
 
+    def add_parts(self, kinds: Sequence[RegionKind]) -> None:
+        """Add plans in parts to the kinds of a step, where these need less memory."""
+        for kind in dict.fromkeys(kinds):
+            assert kind.graphs is not None, "regions in parts are captured for their sizes alone"
+            if points := kind.graphs.curve_in_parts(self._in_parts):
+                kind.points = (*kind.points, *points)
+                self._in_parts = [points, *self._in_parts]
+
     def _kind(self, call: RegionCall, group: CallGroup, names: Sequence[str]) -> RegionKind:
         """Return the kind for a call's region, with its plans.
 
@@ -59,10 +69,10 @@ class RegionPlanner:
             sized = group.sizes.at(group.values)
         captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
         alone = replace(self._request.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
-        prepared = alone.prepared(joint, captured, [])
+        graphs = RegionGraphs(alone, joint, captured)
+        prepared, given = graphs.prepared(), self._request.given
         self.link = prepared.link
-        given = None if self._request.given is None else self._request.given.schedules_for(names, prepared.graph)
-        points = curve_of(alone, prepared, joint, given)
+        points = graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)]
         function = shared_forward(self._request.forwards[call.path], call.module)
         kind = RegionKind(call.path, function, self._gradients(call), tuple(points), hooks=self._hooks)
         if group.sizes is not None and sized is not None and region is not None:
@@ -71,6 +81,7 @@ class RegionPlanner:
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
         kind.captured = captured if self._request.fused else None
+        kind.graphs = graphs
         return kind
 
     def _gradients(self, call: RegionCall) -> OutputGradients:

@@ -130,10 +130,11 @@ class RegionsRecord(PlanRecord):
         lines += beyond(self.beyond_bytes, self.predicted_peak_bytes)
         for path, point in self.points.items():
             where = " on the host" if path in self.saved_away else ""
+            parts = point.planned.parts and f"; {point.planned.parts}"
             hosted = f", {format_bytes(self.away[path])} of inputs on the host" if path in self.away else ""
             lines.append(
                 f"    {path}: keeps {format_bytes(point.kept)}{where} between its passes{hosted}, "
-                f"{format_share(point.planned.overhead)} more time"
+                f"{format_share(point.planned.overhead)} more time{parts}"
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
         lines += [f"  unplanned, {reason}: {count}" for reason, count in self.unplanned.items()]

@@ -66,7 +66,7 @@ def agreed(plan: StepChoice, ranks: Ranks) -> StepChoice:
     order = list(dict.fromkeys(plan.kinds))
     structures = [(kind.values, [op.signature for op in kind.points[0].planned.graph.ops]) for kind in order]
     places = [order.index(kind) for kind in plan.kinds]
-    schedules = [[point.planned.schedule for point in kind.points] for kind in order]
+    schedules = [[(point.planned.schedule, point.cuts) for point in kind.points] for kind in order]
     moved = plan.step.inputs, plan.inputs_of
     offers = ranks.all(((structures, moved), places, list(plan.step.moments.items()), plan.step.always, schedules))
     same = all(offer[:2] == offers[0][:2] for offer in offers)

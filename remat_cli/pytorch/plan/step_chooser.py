@@ -87,6 +87,14 @@ class StepChooser:
             self._holding.tell_of_least(trace.peak_bytes, budget)
         self._use(plan, choice, trace, budget, free)
 
+    def fits_plain(self, plan: StepChoice) -> bool:
+        """Return whether a step fits the budget by the plain plan of each region."""
+        source = self._request.source
+        if source.is_smallest:
+            return False
+        peak = plan.step.judged(plan.plain, source.free_bytes).peak_bytes
+        return peak <= self._budget_bytes(plan, source.reserve_bytes)
+
     def _choose_given(self, plan: StepChoice, given: GivenBlocks) -> None:
         """Take the plans of a file.
 

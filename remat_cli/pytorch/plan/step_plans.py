@@ -45,7 +45,7 @@ class StepPlans:
         self.rehearsing = Rehearsing(request, record.left)
         self._request, self._record, self._holding = request, record, holding
         self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, holding)
-        takes_sizes = request.source.takes_sizes and request.given is None
+        takes_sizes = not request.source.splits and request.given is None
         self._captures = Captures(takes_sizes=takes_sizes, fused=request.fused)
         self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
         self._by_inputs: dict[Inputs, StepChoice] = {}
@@ -160,4 +160,8 @@ class StepPlans:
         untrained = frozenset(rehearsal.untrained)
         places = [tuple(inputs_of) for inputs_of in rehearsal.hosted]
         standing = request.source.standing([request.module])
-        return StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
+        plan = StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
+        if request.source.splits and not self._chooser.fits_plain(plan):
+            self._planner.add_parts(kinds)
+            plan.step = replace(step, curves=[kind.points for kind in kinds])
+        return plan

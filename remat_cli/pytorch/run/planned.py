@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -12,13 +11,13 @@ import torch
 from torch import nn
 
 from remat_cli.config import Request, load_device, load_measurements, named_planner
-from remat_cli.errors import GraphError, UsageError
+from remat_cli.errors import UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.capture.regions import repeated_blocks
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
-from remat_cli.pytorch.plan.record import PlanRecord, notify
+from remat_cli.pytorch.plan.record import PlanRecord
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
@@ -125,7 +124,7 @@ def planned(
         split=split,
     )
     if schedule is not None and holds_blocks(_path(schedule, "schedule")):
-        _check_split(split, schedule, fused=fused, regions=regions)
+        _check_split(split, schedule, fused=fused)
         given = GivenBlocks.at(_path(schedule, "schedule"), fused=fused)
         module, blocks = _regions_by(given, within, regions)
         source = source_for("min", offload=given.file.offloads)
@@ -137,7 +136,7 @@ def planned(
     else:
         assert budget is not None
         source = source_for(budget, offload=offload)
-    _check_split(split, schedule, fused=fused, regions=regions)
+    _check_split(split, schedule, fused=fused)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
         # Copies between blocks cut no fused kernels, those within the whole do.
         regions = [path for blocks in repeated_blocks(within).values() for path in blocks] or None
@@ -146,14 +145,14 @@ def planned(
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if regions == "auto" and isinstance(source, WithinBudget):
-        call.fallback = partial(_blocks_without_parts if split else plan_blocks, source, str(budget), fused, strict)
+        call.fallback = partial(plan_blocks, source, str(budget), fused, strict)
     if isinstance(within, nn.Module):
         attach(within, call)
         return model
     return update_wrapper(call, model)  # type: ignore[return-value]
 
 
-def _check_split(split: bool, schedule: object, *, fused: bool, regions: object) -> None:
+def _check_split(split: bool, schedule: object, *, fused: bool) -> None:
     """Check that the options go with split.
 
     Raises:
@@ -172,20 +171,6 @@ def _check_split(split: bool, schedule: object, *, fused: bool, regions: object)
             "fused kernels do not go with split: inductor lays out memory by itself, and writes no slices in place",
             hint="planned(model, budget='8GB', split=True)",
         )
-    if regions not in (None, "auto"):
-        raise UsageError(
-            "regions do not go with split: a part of the model has no loss, and its plans are shared by calls",
-            hint="split the whole step: planned(model, budget='8GB', split=True)",
-        )
-
-
-def _blocks_without_parts(
-    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
-) -> Callable[[], None]:
-    notify(
-        logging.WARNING, "split has no effect: it takes a step that can be captured as a whole, and blocks run whole"
-    )
-    return plan_blocks(source, budget, fused, strict, model, refusal)
 
 
 def source_within(

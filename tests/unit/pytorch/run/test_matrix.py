@@ -81,6 +81,8 @@ ALONE = rows("""
     blocks compiled recompute one changing budget
     blocks eager    recompute one fixed    file
     blocks eager    offload   one fixed    file
+    blocks eager    split     one changing budget
+    blocks eager    split     one fixed    file
 """)
 TOGETHER = rows("""
     whole  eager    offload   ddp    fixed    file
@@ -93,6 +95,8 @@ TOGETHER = rows("""
     blocks compiled recompute ddp    fixed    file
     blocks eager    offload   fsdp2  fixed    file
     blocks eager    recompute tensor fixed    file
+    blocks eager    split     fsdp2  fixed    budget
+    blocks eager    split     tensor fixed    budget
 """)
 
 
@@ -123,18 +127,15 @@ def refusal(row: str, pairs: str, words: str, why: str) -> Refusal:
 REFUSED = {
     "a sharded model as a whole": refusal(
         "whole eager recompute fsdp2 fixed budget",
-        "whole+fsdp2 split+fsdp2",
+        "whole+fsdp2",
         "sharded by fully_shard",
         "torch captures no communication of FSDP2: it stands in hooks around modules",
     ),
     "a split model as a whole": refusal(
         "whole eager recompute tensor fixed budget",
-        "whole+tensor split+tensor",
+        "whole+tensor",
         "DTensors",
         "a plan of the whole is that of one rank, and what ranks exchange must come in one order on all",
-    ),
-    "blocks in parts": refusal(
-        "blocks eager split one fixed budget", "blocks+split", "regions do not go with split", "a block has no loss"
     ),
     "compiled kernels in parts": refusal(
         "whole compiled split one fixed budget",
