@@ -259,7 +259,7 @@ class FromFile(ScheduleSource):
         trace = simulate(graph, self.file.schedule, link=link)
         planned = GraphRecord.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
-        return replace(planned, overhead=self.file.overhead or 0.0)
+        return replace(planned, overhead=self.file.overhead or 0.0, parts=cuts_in_words(self.file.cuts))
 
 
 def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> None:
@@ -314,6 +314,7 @@ class WithinBudget(ScheduleSource):
         kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
         plans: what was planned, by the hash of all that it depends on.
         cuts: what is split, by the hash of all that the plan without depends on.
+        search_seconds: limit of each search for cuts, after which no more are tried.
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
@@ -336,6 +337,7 @@ class WithinBudget(ScheduleSource):
     plans: dict[str, GraphRecord] = field(default_factory=dict)
     splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
+    search_seconds: float = inf
     bound_by: str = ""
     refused: dict[str, Planning] = field(default_factory=dict)
     granted: int = 0
@@ -468,7 +470,7 @@ class WithinBudget(ScheduleSource):
 
         whole = prepared_with({})
         request, key = self.request_for(whole.graph), self.key(whole)
-        seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else inf
+        seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else self.search_seconds
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
             refused = self.refused.get(key)
             found = plan_split(

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log2
+from itertools import islice
+from math import inf, log2
 
 from remat_cli.config import Request
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
@@ -27,8 +28,13 @@ from remat_cli.units import parse_budget
 
 # Shares of a plain region's kept memory, beyond the memory that every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
+_SHARES_IN_PARTS = (0.5, 0.0)  # the same, for each number of parts
 _PLAN_SECONDS = 1.0  # for each plan of a region, by default
-_SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for the least peak asks for
+_SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for cuts asks for
+_SEARCH = 20  # times these seconds, for that search
+# A plan in parts may peak at the least peak, or where it cannot, at that and these shares of what it keeps.
+_MORE = (0.0, 1.0)
+_FEWER = (16, 4, 1)  # fewer parts than those of the least peak, too
 _WHOLE: Mapping[str, Split] = {}
 # Cuts of another region are taken if they bring the peak down to no more than this multiple of its share there.
 _AS_GOOD = 1.05
@@ -132,17 +138,31 @@ class RegionGraphs:
         return int(2 ** int(log2(max(1.0, growth))))
 
     def _curve_with(self, cuts: Mapping[str, Split]) -> list[CurvePoint]:
+        """Return plans with cuts, and with the same cuts in fewer parts, which take less time."""
+        points: list[CurvePoint] = []
+        for fewer in _FEWER:
+            reduced = {name: replace(cut, parts=max(2, cut.parts // fewer)) for name, cut in cuts.items()}
+            if not any(point.cuts == reduced for point in points):
+                points += self._curve_with_just(reduced)
+        return points
+
+    def _curve_with_just(self, cuts: Mapping[str, Split]) -> Iterator[CurvePoint]:
         smallest = self.point(self._least.plan_of(self.prepared(cuts)).schedule, cuts)
         plain, peak = self.plain(cuts), smallest.planned.predicted_peak_bytes
-        more = (int(share * max(0, plain.kept - smallest.kept)) for share in _SHARES)
-        limits = ((smallest.kept + kept, peak + kept) for kept in more)
-        return [plain, *self._within(limits, cuts), smallest]
+        floor = _kept_in_any_case(self.prepared(cuts).graph)
+        yield plain
+        for share in _SHARES_IN_PARTS:
+            kept = floor + int(share * max(0, plain.kept - floor))
+            limits = ((kept, peak + int(more * kept)) for more in _MORE)
+            yield from islice(self._within(limits, cuts), 1)
+        yield smallest
 
     @cached_property
     def _least(self) -> WithinBudget:
         """The source of plans of the least peak."""
         request = replace(self.source.request, budget=parse_budget("min"))
-        return replace(self.source, request=_in_time(request, _SHARE_OF_EACH))
+        request, seconds = _in_time(request, _SHARE_OF_EACH), _seconds(request)
+        return replace(self.source, request=request, search_seconds=inf if seconds is None else _SEARCH * seconds)
 
     def _within(self, limits: Iterable[tuple[int, int]], cuts: Mapping[str, Split] = _WHOLE) -> Iterator[CurvePoint]:
         """Yield plans within limits of bytes: those kept between the passes, and the peak."""
@@ -175,11 +195,19 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
 
 def _in_time(request: Request, share: float = 1.0) -> Request:
     """Return a request whose planner has a share of the user's time limit, or of a region's."""
+    seconds = _seconds(request)
+    if seconds is None:
+        return request
+    return replace(request, planner=request.chosen.with_options({"time_limit": seconds * share}))
+
+
+def _seconds(request: Request) -> float | None:
+    """Return the limit in seconds for each plan of a region; None for planners without a limit."""
     chosen = request.chosen
     if not chosen.has("time_limit"):
-        return request
-    seconds = chosen.options.get("time_limit", _PLAN_SECONDS)
-    return replace(request, planner=chosen.with_options({"time_limit": seconds * share}))
+        return None
+    seconds: float = chosen.options.get("time_limit", _PLAN_SECONDS)
+    return seconds
 
 
 def _kept_in_any_case(graph: Graph) -> int:
