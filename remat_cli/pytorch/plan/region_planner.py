@@ -48,13 +48,16 @@ class RegionPlanner:
             kinds.update(dict.fromkeys(group.calls, kind))
         return [kinds[place] for place in range(len(calls))]
 
-    def add_parts(self, kinds: Sequence[RegionKind]) -> None:
-        """Add plans in parts to the kinds of a step, where these need less memory."""
+    def curves_in_parts(self, kinds: Sequence[RegionKind]) -> dict[RegionKind, tuple[CurvePoint, ...]]:
+        """Return the plans of each kind, with those in parts where parts need less memory."""
+        curves: dict[RegionKind, tuple[CurvePoint, ...]] = {}
         for kind in dict.fromkeys(kinds):
             assert kind.graphs is not None, "regions in parts are captured for their sizes alone"
-            if points := kind.graphs.curve_in_parts(self._in_parts):
-                kind.points = (*kind.points, *points)
+            points = kind.graphs.curve_in_parts(self._in_parts)
+            curves[kind] = (*kind.points, *points)
+            if points:
                 self._in_parts = [points, *self._in_parts]
+        return curves
 
     def _kind(self, call: RegionCall, group: CallGroup, names: Sequence[str]) -> RegionKind:
         """Return the kind for a call's region, with its plans.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from remat_cli.core.simulate import Trace
@@ -10,7 +10,7 @@ from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
 from remat_cli.pytorch.plan.choice import larger_share
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.holding import Holding
-from remat_cli.pytorch.plan.region_choice import ChosenPlans, WholeStep
+from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.step_choice import StepChoice
@@ -94,6 +94,21 @@ class StepChooser:
             return False
         peak = plan.step.judged(plan.plain, source.free_bytes).peak_bytes
         return peak <= self._budget_bytes(plan, source.reserve_bytes)
+
+    def explained(self, refusal: DoesNotFit, plan: StepChoice, curves: Sequence[Sequence[CurvePoint]]) -> DoesNotFit:
+        """Return a refusal with the effect of regions in parts.
+
+        Args:
+            refusal: the refusal.
+            plan: the step.
+            curves: plans of each region, whole and in parts.
+        """
+        source = self._request.source
+        peak = replace(plan.step, curves=curves).least(source.free_bytes)
+        least = f"in parts, the least peak of the step that was found is {format_bytes(peak)}"
+        fits = peak <= self._budget_bytes(plan, source.reserve_bytes)
+        hints = (f"split=True fits: {least}; or ", "") if fits else ("", f"; split=True would not help: {least}")
+        return DoesNotFit(refusal.message, hint=f"{hints[0]}{refusal.hint}{hints[1]}")
 
     def _choose_given(self, plan: StepChoice, given: GivenBlocks) -> None:
         """Take the plans of a file.

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from remat_cli.errors import RematError
+from remat_cli.errors import DoesNotFit, RematError
 from remat_cli.pytorch.memory.watch import MeasuredStep
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.holding import Holding
@@ -99,9 +99,22 @@ class StepPlans:
             self._wants_another = True
 
     def _choose(self, plan: StepChoice) -> None:
-        self._chooser.choose(plan, is_first=not self._choices)
+        try:
+            self._chooser.choose(plan, is_first=not self._choices)
+        except DoesNotFit as refusal:
+            raise self._explained(plan, refusal) from None
         self._record.kernels = self._chooser.kernels
         self._record.waited_ns.update(self._request.source.waiting.spent_ns)
+
+    def _explained(self, plan: StepChoice, refusal: DoesNotFit) -> DoesNotFit:
+        """Return a refusal with the effect of regions in parts, tried here."""
+        request = self._request
+        if request.source.splits or request.fused or any(kind.graphs is None for kind in plan.kinds):
+            return refusal
+        curves = self._planner.curves_in_parts(plan.kinds)
+        if all(curves[kind] == kind.points for kind in plan.kinds):
+            return refusal
+        return self._chooser.explained(refusal, plan, [curves[kind] for kind in plan.kinds])
 
     def _choose_again(self) -> None:
         self._wants_another, self._record.beyond_bytes = False, 0
@@ -162,6 +175,7 @@ class StepPlans:
         standing = request.source.standing([request.module])
         plan = StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
         if request.source.splits and not self._chooser.fits_plain(plan):
-            self._planner.add_parts(kinds)
+            for kind, points in self._planner.curves_in_parts(kinds).items():
+                kind.points = points
             plan.step = replace(step, curves=[kind.points for kind in kinds])
         return plan
