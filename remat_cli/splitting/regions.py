@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from remat_cli.errors import UsageError
+from remat_cli.splitting.cuts import Split
 from remat_cli.splitting.rows import Axis, Part
 
 
@@ -75,6 +77,35 @@ def region_of(
         if (size, region.rows) > most:
             found, most = region, (size, region.rows)
     return found
+
+
+def region_to_split(
+    ops: Sequence[RowOp], seed: str, sizes: Mapping[str, int], cut: Split, *, unsplittable: str, hint: str
+) -> Region:
+    """Return the region that a cut splits.
+
+    Args:
+        ops: in the order in which they run.
+        seed: name of an op in the region.
+        sizes: bytes of the values.
+        cut: the cut.
+        unsplittable: why an op may work on no rows, in words.
+        hint: remedy for such an op.
+
+    Raises:
+        UsageError: the op does not exist, or has no rows that parts can share.
+    """
+    if seed not in {op.name for op in ops}:
+        raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
+    region = region_of(ops, seed, sizes, cut.least_bytes)
+    if region is None:
+        raise UsageError(f"op {seed!r} cannot be split: {unsplittable}", hint=hint)
+    if cut.parts > region.rows:
+        raise UsageError(
+            f"op {seed!r} cannot be split in {cut.parts} parts: its region has {region.rows} rows",
+            hint=f"give {region.rows} or less",
+        )
+    return region
 
 
 def _in_larger_rows(ops: Sequence[RowOp], seed: RowOp) -> list[Axis]:
