@@ -20,7 +20,7 @@ from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
+from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of, value_of
 from remat_cli.pytorch.capture.rows_first import rows_first
 from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
@@ -451,11 +451,3 @@ def _value_as(known: fx.Node, node: fx.Node) -> Any:
 
     with without_modes():
         return pytree.tree_map_only(torch.Tensor, as_here, known.meta["val"])
-
-
-def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
-    """Return the results of an op on tensors without data."""
-    real = map_arg((args, kwargs), lambda node: node.meta["val"])
-    (first, *_) = tensors_of(like.meta["val"])
-    with first.fake_mode:  # type: ignore[attr-defined]
-        return target(*real[0], **real[1])
