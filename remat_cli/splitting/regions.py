@@ -140,7 +140,7 @@ def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Regi
     front = [seed.name]
     while front:
         name = front.pop(0)
-        for other, found in _neighbours(graph, graph.op[name], members[name], axis.rows, big):
+        for other, found in _neighbours(graph, members[name], axis.rows, big):
             if other.name not in members and _agrees(graph, members, other, found):
                 members[other.name] = found
                 front.append(other.name)
@@ -148,7 +148,7 @@ def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Regi
     return Region(axis.rows, {op.name: members[op.name] for op in graph.ops if op.name in members})
 
 
-def _neighbours(graph: _Graph, op: RowOp, axis: Axis, rows: int, big: Collection[str]) -> list[tuple[RowOp, Axis]]:
+def _neighbours(graph: _Graph, axis: Axis, rows: int, big: Collection[str]) -> list[tuple[RowOp, Axis]]:
     found: list[tuple[RowOp, Axis]] = []
     for value, part in axis.makes.items():
         if part is not None and value in big:
