@@ -17,7 +17,7 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, has_fixed_sizes, read_graph
+from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph
 from remat_cli.formats.functions import names_function
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.formats.source import Source
@@ -148,7 +148,7 @@ def without_parts(path: Path, options: GraphOptions, graph: Graph) -> Graph:
 
 def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
     """Return the reason why `prepare_in_parts` refuses; None where it does not."""
-    if not names_function(path) and (options.mode != "inference" or Source(path).is_json):
+    if not names_function(path) and not can_split(Source(path), options):
         return UsageError(
             f"{path} is no PyTorch step, and split takes ONNX models for inference alone",
             hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),

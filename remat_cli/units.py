@@ -242,6 +242,11 @@ def format_bytes(size: int) -> str:
     return f"{sign}{magnitude} B"
 
 
+def exact_bytes(size: int) -> str:
+    """Write a size with its exact bytes: "7.960 GB (7960123456 bytes)"."""
+    return f"{format_bytes(size)} ({size} bytes)"
+
+
 def format_names(names: Sequence[str], most: int) -> str:
     """Quote the first names, and count the rest: "'a', 'b' and 3 more"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""

@@ -85,7 +85,8 @@ class ExactSearch:
             self.is_over = self.is_proof = True
 
     def _first_state(self) -> State:
-        state = _first_state(self._instance, self._order, len(self._near.other))
+        most_ranked = _MOST_RANKED if self._is_ranked_anew else 0
+        state = _first_state(self._instance, self._order, len(self._near.other), most_ranked)
         state.values[kernel.RULE], state.values[kernel.MOST_SKIPS] = self._rule, self._skips
         state.values[kernel.IS_RANKED_ANEW] = self._is_ranked_anew
         return state
@@ -117,11 +118,9 @@ class ExactSearches:
         self._random = np.random.default_rng(seed)
         self._kinds = list(product(orders(instance), _RULES))
         # What falls apart is ranked by its own loads: only orders that begin with the tightest sections gain by that.
-        self._resumed = [
-            ExactSearch(instance, capacity, order, self._near, is_ranked_anew=True)
-            for order in orders(instance, tightest_first=True)
-        ]
-        tight = {order.tobytes() for order in orders(instance, tightest_first=True)}
+        tightest = list(orders(instance, tightest_first=True))
+        self._resumed = [ExactSearch(instance, capacity, order, self._near, is_ranked_anew=True) for order in tightest]
+        tight = {order.tobytes() for order in tightest}
         self._resumed += [
             self._search(order, rule)
             for order, rule in self._kinds
@@ -245,7 +244,7 @@ def _twins(instance: Instance, order: Ints) -> Ints:
     return twins
 
 
-def _first_state(instance: Instance, order: Ints, overlaps: int) -> State:
+def _first_state(instance: Instance, order: Ints, overlaps: int, most_ranked: int) -> State:
     count, sections = len(instance), instance.sections
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
@@ -269,7 +268,7 @@ def _first_state(instance: Instance, order: Ints, overlaps: int) -> State:
         frames=frames,
         leasts=np.zeros((2, 4 * overlaps + 8 * count), np.int64),
         floors=np.zeros((2, (count + 1) * (sections + 1)), np.int64),
-        ranks=np.zeros((2, _MOST_RANKED * count), np.int64),
+        ranks=np.zeros((2, most_ranked * count), np.int64),
         groups=np.zeros((kernel.WAITING + 1, count + 1), np.int64),
         sorted=np.zeros((2, count), np.int64),
     )

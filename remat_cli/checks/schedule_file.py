@@ -25,7 +25,7 @@ from remat_cli.planners import PLANNERS
 from remat_cli.planning.given import MAKERS
 from remat_cli.prepare import Prepared, link_of, prepare
 from remat_cli.settings import Said, Setting, declared, listed, over
-from remat_cli.units import BudgetSpec, format_bytes, meant_as_share
+from remat_cli.units import BudgetSpec, exact_bytes, meant_as_share
 
 # the options of the link to the host
 _OF_LINK = ("link_bandwidth", "link_duplex")
@@ -199,8 +199,8 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
         step = trace.peak_step
         meant = meant_as_share(budget, baseline_of(prepared.graph).peak_bytes)
         hint = hint if broken else meant or "plan again with this budget"
-        above = f"{format_bytes(trace.peak_bytes)} ({trace.peak_bytes} bytes), is above the budget of"
-        broken.insert(0, f"step {step}: the peak, {above} {format_bytes(budget)} ({budget} bytes)")
+        above = f"{exact_bytes(trace.peak_bytes)}, is above the budget of {exact_bytes(budget)}"
+        broken.insert(0, f"step {step}: the peak, {above}")
     broken.extend(_other_reserved(file, prepared, budget))
     arena = _arena_above(file, prepared, budget)
     if arena is not None:

@@ -26,9 +26,6 @@ from remat_cli.prepare import prepare, prepare_in_parts
 if TYPE_CHECKING:
     from remat_cli.planning import Planning
 
-# Least seconds of a trial of parts for a refusal.
-_LEAST_TRIAL = 2.0
-
 
 @click.command("plan", cls=Verb)
 @graph_argument
@@ -87,7 +84,7 @@ def command(
       remat plan train.py:step --budget 8GB --as policy -o policy.py
       remat plan train.py:step --budget 8GB --split -o schedule.json
     """
-    from remat_cli.planning import plan, plan_split, try_split
+    from remat_cli.planning import LEAST_TRIAL, plan, plan_split, try_split
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
@@ -121,7 +118,7 @@ def command(
         tried = None
         if prepared_with is None and planning.schedule is None and not planning.solution.interrupted:
             observe.phase("trying --split")
-            seconds = max(_LEAST_TRIAL, sum(watch.seconds.values()))
+            seconds = max(LEAST_TRIAL, sum(watch.seconds.values()))
             with watch.stage("trying --split"):
                 tried = try_split(planning, graph, config.graph, seconds, observe)
     with watch.stage("writing"):

@@ -17,7 +17,17 @@ from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOpti
 from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
 
-__all__ = ["READERS", "Aliasing", "ReadOptions", "Reader", "Reading", "has_fixed_sizes", "portable_bytes", "read_graph"]
+__all__ = [
+    "READERS",
+    "Aliasing",
+    "ReadOptions",
+    "Reader",
+    "Reading",
+    "can_split",
+    "has_fixed_sizes",
+    "portable_bytes",
+    "read_graph",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +69,8 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
-            if options is not None and options.parts:
-                _check_parts(path, source, options)
+            if options is not None and options.parts and not can_split(source, options):
+                raise _unsplittable(source, options)
             reading = reader.read(source, options or ReadOptions())
             return _with_idle_dims(reading, options) if options and source.is_json else reading
     if str(source.document.get("format", "")).startswith("remat.schedule/"):
@@ -71,25 +81,26 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     )
 
 
-def _check_parts(path: Path, source: Source, options: ReadOptions) -> None:
-    """Refuse parts of what cannot be split: graphs without their ops, and models whose training step is derived.
+def can_split(source: Source, options: ReadOptions) -> bool:
+    """Tell whether regions of a file's graph can run in parts.
 
-    Raises:
-        UsageError: it cannot be split.
+    JSON has no ops to cut, and an ONNX model's training step is derived from the whole.
     """
+    return options.mode == "inference" and not source.is_json
+
+
+def _unsplittable(source: Source, options: ReadOptions) -> UsageError:
+    """Return the error for parts of a graph that `can_split` refuses."""
+    parts = Setting("parts", options.parts)
     if source.is_json:
-        raise UsageError(
-            (
-                Setting("parts", options.parts),
-                f" has no meaning for {path}: PyTorch steps and ONNX models run in parts",
-            ),
+        return UsageError(
+            (parts, f" has no meaning for {source.path}: PyTorch steps and ONNX models run in parts"),
             hint="name a function, such as train.py:step, or a model",
         )
-    if options.mode != "inference":
-        raise UsageError(
-            (Setting("parts", options.parts), " goes with inference where the model is ONNX"),
-            hint=("add ", Setting("mode", "inference"), ", or name a PyTorch step, such as train.py:step"),
-        )
+    return UsageError(
+        (parts, " goes with inference where the model is ONNX"),
+        hint=("add ", Setting("mode", "inference"), ", or name a PyTorch step, such as train.py:step"),
+    )
 
 
 def _with_idle_dims(reading: Reading, options: ReadOptions) -> Reading:

@@ -279,7 +279,7 @@ def read_schedule(path: Path) -> ScheduleFile:
     Raises:
         ScheduleFileError: the file is missing, malformed, of an unknown version, or holds no plan.
     """
-    return schedule_in(_document_in(path), path)
+    return _schedule_in(_document_in(path), path)
 
 
 def schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
@@ -293,6 +293,11 @@ def schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
         ScheduleFileError: the document is malformed, of an unknown version, or holds no plan.
     """
     _check_format(document, path)
+    return _schedule_in(document, path)
+
+
+def _schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
+    """Return the content of a document of the right format."""
     steps = document.get("steps")
     if steps is None:
         raise ScheduleFileError(

@@ -5,9 +5,10 @@ from remat_cli.planning.first_plan import FirstPlan
 from remat_cli.planning.main_path import Planning, plan, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
-from remat_cli.planning.split_choice import SplitPlanning, plan_split, try_split
+from remat_cli.planning.split_choice import LEAST_TRIAL, SplitPlanning, plan_split, try_split
 
 __all__ = [
+    "LEAST_TRIAL",
     "FirstPlan",
     "Planning",
     "Request",

@@ -27,11 +27,13 @@ from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
 from remat_cli.prepare import Prepared, prepare_in_parts, why_not_in_parts
 from remat_cli.splitting import Split, cuts_in_words, written_cuts
-from remat_cli.units import format_bytes, format_time, more_time
+from remat_cli.units import exact_bytes, format_bytes, format_time, more_time
 
 # Returns the graph with these cuts; raises UsageError where one cannot be made.
 PreparedWith = Callable[[Mapping[str, Split]], Prepared]
 
+# Least seconds of a trial for a refusal.
+LEAST_TRIAL = 2.0
 _MOST_PARTS = 64
 _MOST_PLANS = 6
 # Of the planner's time limit, what each plan in parts may take.
@@ -104,8 +106,8 @@ class SplitPlanning:
         """The obstacle to a plan in parts, with the least peak found, in words."""
         if self.peak_bytes is None:
             return self.bound_by
-        exact = f"{format_bytes(self.peak_bytes)} ({self.peak_bytes} bytes)"
-        return f"the least peak found is {exact}, with {cuts_in_words(self.closest_cuts)}; {self.bound_by}"
+        cuts = cuts_in_words(self.closest_cuts)
+        return f"the least peak found is {exact_bytes(self.peak_bytes)}, with {cuts}; {self.bound_by}"
 
     def summary(self) -> Summary:
         """Return the JSON values of a trial for a refusal."""

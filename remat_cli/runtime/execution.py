@@ -150,6 +150,6 @@ def execute_plan(
         seed=seed,
         time_limit=time_limit,
         beside_usual=beside_usual,
-        whole=without_parts(path, options, graph),
+        whole=without_parts(path, options, graph) if options.parts else None,
         observe=observe,
     )

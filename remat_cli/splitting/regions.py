@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from remat_cli.errors import UsageError
+from remat_cli.splitting.cuts import Split
 from remat_cli.splitting.rows import Axis, Part
 
 
@@ -77,6 +79,35 @@ def region_of(
     return found
 
 
+def region_to_split(
+    ops: Sequence[RowOp], seed: str, sizes: Mapping[str, int], cut: Split, *, unsplittable: str, hint: str
+) -> Region:
+    """Return the region that a cut splits.
+
+    Args:
+        ops: in the order in which they run.
+        seed: name of an op in the region.
+        sizes: bytes of the values.
+        cut: the cut.
+        unsplittable: why an op may work on no rows, in words.
+        hint: remedy for such an op.
+
+    Raises:
+        UsageError: the op does not exist, or has no rows that parts can share.
+    """
+    if seed not in {op.name for op in ops}:
+        raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
+    region = region_of(ops, seed, sizes, cut.least_bytes)
+    if region is None:
+        raise UsageError(f"op {seed!r} cannot be split: {unsplittable}", hint=hint)
+    if cut.parts > region.rows:
+        raise UsageError(
+            f"op {seed!r} cannot be split in {cut.parts} parts: its region has {region.rows} rows",
+            hint=f"give {region.rows} or less",
+        )
+    return region
+
+
 def _in_larger_rows(ops: Sequence[RowOp], seed: RowOp) -> list[Axis]:
     """Return an op's axes, also in the larger rows that other ops work on."""
     counts = {axis.rows for op in ops for axis in op.axes}
@@ -109,7 +140,7 @@ def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Regi
     front = [seed.name]
     while front:
         name = front.pop(0)
-        for other, found in _neighbours(graph, graph.op[name], members[name], axis.rows, big):
+        for other, found in _neighbours(graph, members[name], axis.rows, big):
             if other.name not in members and _agrees(graph, members, other, found):
                 members[other.name] = found
                 front.append(other.name)
@@ -117,7 +148,7 @@ def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Regi
     return Region(axis.rows, {op.name: members[op.name] for op in graph.ops if op.name in members})
 
 
-def _neighbours(graph: _Graph, op: RowOp, axis: Axis, rows: int, big: Collection[str]) -> list[tuple[RowOp, Axis]]:
+def _neighbours(graph: _Graph, axis: Axis, rows: int, big: Collection[str]) -> list[tuple[RowOp, Axis]]:
     found: list[tuple[RowOp, Axis]] = []
     for value, part in axis.makes.items():
         if part is not None and value in big:

@@ -8,6 +8,7 @@ import pytest
 from remat_cli.errors import UsageError
 from remat_cli.units import (
     BudgetSpec,
+    exact_bytes,
     format_bytes,
     format_rate,
     format_share,
@@ -181,6 +182,7 @@ def test_a_budget_reads_back_as_it_is_shown(text: str) -> None:
 )
 def test_format_bytes_shows_four_digits_in_the_unit_that_reads_best(size: int, text: str) -> None:
     assert format_bytes(size) == text
+    assert exact_bytes(size) == f"{text} ({size} bytes)"
 
 
 @pytest.mark.parametrize(

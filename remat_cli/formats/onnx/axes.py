@@ -84,10 +84,9 @@ class _Operands:
             return list(integers_attribute(self.node, name))
         return self.numbers(place) if self.given(place) else []
 
-    def axis(self, default: int, rank: int | None = None) -> int:
-        rank = len(self.shape(self.first)) if rank is None else rank
+    def axis(self, default: int) -> int:
         axis = integer_attribute(self.node, "axis", default)
-        return axis + rank if axis < 0 else axis
+        return axis + len(self.shape(self.first)) if axis < 0 else axis
 
 
 def _same(operands: _Operands, dims: Sequence[int]) -> Iterator[Axis]:
@@ -96,7 +95,7 @@ def _same(operands: _Operands, dims: Sequence[int]) -> Iterator[Axis]:
     for dim in dims:
         makes = {name: Part(dim) for name in operands.results}
         if all(dim < len(operands.shape(name)) and operands.shape(name)[dim] == shape[dim] for name in makes):
-            yield Axis(shape[dim], {operands.first: Part(dim)}, dict(makes))
+            yield Axis(shape[dim], {operands.first: Part(dim)}, makes)
 
 
 def _elementwise(operands: _Operands) -> Iterator[Axis]:
@@ -341,13 +340,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _beside_axis(0)),
     **dict.fromkeys(("LpNormalization", "TopK"), _beside_axis(-1)),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
-    **dict.fromkeys(
-        [
-            f"Reduce{how}"
-            for how in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-        ],
-        _reduced,
-    ),
+    **dict.fromkeys((f"Reduce{how}" for how in _REDUCED.split()), _reduced),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshaped),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
     "BatchNormalization": _normalised_by_channel,

@@ -6,25 +6,27 @@ onnxruntime writes no rows into a tensor that is there, so what leaves in rows i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import helper, numpy_helper
 
-from remat_cli.errors import UsageError
 from remat_cli.formats.onnx.axes import axes_of
 from remat_cli.formats.onnx.expansion import NodeNames
 from remat_cli.formats.onnx.structure import Node, captured_names, executable_nodes, stored_names
 from remat_cli.formats.onnx.values import Origin, Value, Values
-from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of
+from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_to_split
 
 if TYPE_CHECKING:
     import onnx
 
 # From this operator set on, Slice gets its bounds as inputs.
 _BOUNDS_AS_INPUTS = 10
+_UNSPLITTABLE = "its results depend on all that it reads, or remat has no rule for it"
+_ANOTHER = "name another op; those without a rule bound a region, too"
 # The input of an op that is the shape of its result.
 _SHAPE_INPUT = {"Reshape": 1, "Expand": 1}
 
@@ -42,9 +44,7 @@ def split(graph: onnx.GraphProto, values: Values, opset: int, cuts: Mapping[str,
     Raises:
         UsageError: the node does not exist, or has no rows that parts can share.
     """
-    nodes, _ = executable_nodes(graph, ())
-    folded = _folded(nodes, values)
-    nodes = tuple(node for node in nodes if folded.keys().isdisjoint(node.outputs))
+    nodes, folded = _nodes_and_constants(graph, values)
     ops = [_row_op(node, values, opset) for node in nodes]
     sizes = {name: values[name].type.bytes for op in ops for name in (*op.reads, *op.makes)}
     regions: list[tuple[Region, int]] = []
@@ -52,11 +52,11 @@ def split(graph: onnx.GraphProto, values: Values, opset: int, cuts: Mapping[str,
     taken: set[str] = set()
     for seed, cut in sorted(cuts.items(), key=lambda item: (-touched.get(item[0], 0), item[0])):
         bounding = taken | (cuts.keys() - {seed})
-        free = [op if op.name not in bounding else RowOp(op.name, op.reads, op.makes, ()) for op in ops]
-        region = _region(free, seed, sizes, cut)
+        free = [op if op.name not in bounding else replace(op, axes=()) for op in ops]
+        region = region_to_split(free, seed, sizes, cut, unsplittable=_UNSPLITTABLE, hint=_ANOTHER)
         regions.append((region, cut.parts))
         taken.update(region.members)
-    write(graph, values, opset, regions)
+    _write(graph, values, opset, regions, nodes, folded)
 
 
 def write(graph: onnx.GraphProto, values: Values, opset: int, regions: Sequence[tuple[Region, int]]) -> None:
@@ -68,13 +68,27 @@ def write(graph: onnx.GraphProto, values: Values, opset: int, regions: Sequence[
         opset: version of ONNX's own operator set.
         regions: regions without a common node, and how many parts each has.
     """
+    _write(graph, values, opset, regions, *_nodes_and_constants(graph, values))
+
+
+def _write(
+    graph: onnx.GraphProto,
+    values: Values,
+    opset: int,
+    regions: Sequence[tuple[Region, int]],
+    nodes: Sequence[Node],
+    folded: Mapping[str, Value],
+) -> None:
+    """Write regions in parts among the nodes that run, and add the constants that are read."""
     names = NodeNames()
     names.take(graph)
-    nodes, _ = executable_nodes(graph, ())
-    folded = _folded(nodes, values)
-    order: list[Node | _Writer] = [node for node in nodes if folded.keys().isdisjoint(node.outputs)]
+    order: list[Node | _Writer] = [*nodes]
     for region, parts in regions:
-        order = _with_region(order, _Writer(graph, values, opset, region, parts, names))
+        inside = [each for each in order if isinstance(each, Node) and each.name in region.members]
+        before, after = _around(order, inside)
+        read = {name for each in (*before, *after) for name in each.reads} | {value.name for value in graph.output}
+        writer = _Writer(graph, values, opset, region, parts, names, inside, read)
+        order = [*before, writer, *after]
     written = [proto for each in order for proto in _protos(each)]
     del graph.node[:]
     graph.node.extend(written)
@@ -85,39 +99,24 @@ def write(graph: onnx.GraphProto, values: Values, opset: int, regions: Sequence[
     _forget_types(graph)
 
 
-def _folded(nodes: Sequence[Node], values: Values) -> dict[str, Value]:
-    """Return the results of nodes that compute shapes and other small constants, which become initializers.
+def _nodes_and_constants(graph: onnx.GraphProto, values: Values) -> tuple[list[Node], dict[str, Value]]:
+    """Return the nodes that run, in order, and the results of the others, which become initializers.
 
-    A node of a region may not be there as a whole, so nobody can ask for the shape of its result.
+    Those compute shapes and other small constants. A node of a region may not be there as a whole, so nobody can ask
+    for the shape of its result.
     """
+    nodes, _ = executable_nodes(graph, ())
     folded: dict[str, Value] = {}
     for node in nodes:
         known = {name: values[name] for name in node.outputs}
         if all(value.origin is Origin.FOLDED and value.data is not None for value in known.values()):
             folded |= known
-    return folded
+    return [node for node in nodes if folded.keys().isdisjoint(node.outputs)], folded
 
 
 def _row_op(node: Node, values: Values, opset: int) -> RowOp:
     axes = () if node.captured else axes_of(node.proto, values, opset)
     return RowOp(node.name, node.reads, node.outputs, axes)
-
-
-def _region(ops: Sequence[RowOp], seed: str, sizes: Mapping[str, int], cut: Split) -> Region:
-    if seed not in {op.name for op in ops}:
-        raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
-    region = region_of(ops, seed, sizes, cut.least_bytes)
-    if region is None:
-        raise UsageError(
-            f"op {seed!r} cannot be split: its results depend on all that it reads, or remat has no rule for it",
-            hint="name another op; those without a rule bound a region, too",
-        )
-    if cut.parts > region.rows:
-        raise UsageError(
-            f"op {seed!r} cannot be split in {cut.parts} parts: its region has {region.rows} rows",
-            hint=f"give {region.rows} or less",
-        )
-    return region
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class _Writer:
         parts: how many there are.
         names: names of the graph, to find unused ones.
         nodes: members of the region, in order.
-        outside: values that others read, or that the graph returns.
+        outside: values that other nodes read, or that the graph returns.
     """
 
     graph: onnx.GraphProto
@@ -141,19 +140,19 @@ class _Writer:
     region: Region
     parts: int
     names: NodeNames
-    nodes: list[Node] = field(default_factory=list)
-    outside: set[str] = field(default_factory=set)
+    nodes: Sequence[Node]
+    outside: Set[str]
     _of_parts: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """Names of the values that enter the region."""
-        return tuple(dict.fromkeys(name for node in self.nodes for name in node.reads if name not in self.outputs))
+        return _entering(self.nodes)
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
+    @cached_property
+    def outputs(self) -> frozenset[str]:
         """Names of the values that members make."""
-        return tuple(name for node in self.nodes for name in node.outputs)
+        return frozenset(name for node in self.nodes for name in node.outputs)
 
     def protos(self) -> Iterator[onnx.NodeProto]:
         """Yield the nodes of all parts, in order."""
@@ -259,14 +258,20 @@ class _Part:
             yield helper.make_node("Identity", [own], [name], node)
 
 
-def _with_region(order: Sequence[Node | _Writer], writer: _Writer) -> list[Node | _Writer]:
-    """Return an order in which the members of a region stand together.
+def _entering(nodes: Sequence[Node]) -> frozenset[str]:
+    """Return the names of the values that nodes read and do not make."""
+    read = {name for node in nodes for name in node.reads}
+    return frozenset(read.difference(*(node.outputs for node in nodes)))
+
+
+def _around(
+    order: Sequence[Node | _Writer], inside: Sequence[Node]
+) -> tuple[list[Node | _Writer], list[Node | _Writer]]:
+    """Return the other nodes before and after the members of a region, so that these can stand together.
 
     What they depend on comes before them, what depends on them after; others stay on their side of the first member.
     """
-    inside = [each for each in order if isinstance(each, Node) and each.name in writer.region.members]
-    writer.nodes.extend(inside)
-    members, needed = set(map(id, inside)), set(writer.reads)
+    members, needed = set(map(id, inside)), set(_entering(inside))
     begun = False
     before: list[Node | _Writer] = []
     after: list[Node | _Writer] = []
@@ -283,9 +288,7 @@ def _with_region(order: Sequence[Node | _Writer], writer: _Writer) -> list[Node 
             before.append(each)
         else:
             after.append(each)
-    read = {name for each in (*before, *after) for name in each.reads} | {value.name for value in writer.graph.output}
-    writer.outside.update(read & set(writer.outputs))
-    return [*before, writer, *after]
+    return before, after
 
 
 def _protos(each: Node | _Writer) -> Iterator[onnx.NodeProto]:

@@ -32,6 +32,26 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(item for item in value if isinstance(item, torch.Tensor)) if isinstance(value, tuple | list) else ()
 
 
+def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
+    """Return the results of an op on tensors without data.
+
+    Args:
+        target: the op.
+        args: arguments, which may have nodes.
+        kwargs: keyword arguments, likewise.
+        like: a node whose tensors are of the same mode.
+    """
+    real = map_arg((args, kwargs), lambda node: node.meta["val"])
+    (first, *_) = tensors_of(like.meta["val"])
+    with first.fake_mode:  # type: ignore[attr-defined]
+        return target(*real[0], **real[1])
+
+
+def update_value(node: fx.Node) -> None:
+    """Compute a node's value from its present operands."""
+    node.meta["val"] = value_of(node.target, node.args, node.kwargs, node)
+
+
 def is_item(node: fx.Node) -> bool:
     """Return whether a node picks one of several results."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -94,11 +94,6 @@ class OutputGradients:
             self._expected[form] = scalars or frozenset(place for place, _, _ in form)
         return self._expected[form]
 
-    def expect(self, form: Form, places: Collection[int]) -> None:
-        """Expect gradients for these outputs, as long as no backward pass shows others."""
-        if form not in self._shown:
-            self._expected[form] = frozenset(places)
-
     def arrive(self, form: Form, places: Collection[int]) -> None:
         """Note for which outputs gradients have arrived."""
         self._arrived.setdefault(form, set()).update(places)

@@ -14,13 +14,22 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import arguments, draws, has_effects, is_item, nodes_in, tensors_of
+from remat_cli.pytorch.capture.ops import (
+    arguments,
+    draws,
+    has_effects,
+    is_item,
+    nodes_in,
+    tensors_of,
+    update_value,
+    value_of,
+)
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
 from remat_cli.pytorch.unstable.ops import schema_of
 
 _aten = torch.ops.aten
-_NONE, _MEAN, _SUM = range(3)  # what a loss does with the losses of its entries
-_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+UNREDUCED, _MEAN, _SUM = range(3)  # what a loss does with the losses of its entries
+VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 _ENTRY_LOSSES = {
     _aten.mse_loss.default: _aten.mse_loss_backward.default,
     _aten.smooth_l1_loss.default: _aten.smooth_l1_loss_backward.default,
@@ -36,7 +45,7 @@ def rows_first(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _LABEL_LOSSES and arguments(node)["reduction"] == _MEAN:
             _divide_labels(graph, node)
-        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] != _NONE:
+        elif node.target in _ENTRY_LOSSES and arguments(node)["reduction"] != UNREDUCED:
             _sum_entries(graph, node)
         elif node.target in _ENTRY_LOSSES.values() and arguments(node)["reduction"] == _MEAN:
             _divide_gradient(graph, node)
@@ -46,9 +55,9 @@ def rows_first(graph: fx.Graph) -> None:
         _compute_before_views(graph, node)
     for node in list(graph.nodes):
         _skip_views(node)
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or node.target not in _VIEWS)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or node.target not in VIEWS)
     for node in graph.nodes:
-        if (node in views or node.target in _VIEWS) and tensors_of(node.meta.get("val")):
+        if (node in views or node.target in VIEWS) and tensors_of(node.meta.get("val")):
             follow_operands(node)
 
 
@@ -58,10 +67,7 @@ def add_like(
     """Add an op at the place where the graph inserts, in the pass of `like`."""
     node = graph.create_node("call_function", target, args, dict(kwargs), name=f"{like.name}_{what}")
     node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")}
-    args, kwargs = map_arg((args, dict(kwargs)), lambda source: source.meta["val"])
-    (first, *_) = tensors_of(like.meta["val"])
-    with first.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(*args, **kwargs)
+    node.meta["val"] = value_of(target, args, dict(kwargs), like)
     return node
 
 
@@ -101,10 +107,8 @@ def _divided(graph: fx.Graph, value: fx.Node, by: Any) -> None:
 def _sum_entries(graph: fx.Graph, loss: fx.Node) -> None:
     """Sum the losses of entries in an op of its own: of some losses, torch's sum keeps the memory of all entries."""
     is_mean = arguments(loss)["reduction"] == _MEAN
-    _with(loss, "reduction", _NONE)
-    args, kwargs = map_arg((loss.args, loss.kwargs), lambda source: source.meta["val"])
-    with loss.meta["val"].fake_mode:
-        loss.meta["val"] = loss.target(*args, **kwargs)  # type: ignore[operator]
+    _with(loss, "reduction", UNREDUCED)
+    update_value(loss)
     with graph.inserting_after(loss):
         total = add_like(graph, loss, _aten.sum.default, (loss,), {}, "total")
     loss.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
@@ -139,12 +143,10 @@ def _compute_before_views(graph: fx.Graph, node: fx.Node) -> None:
     old = node.meta["val"]
 
     def behind(operand: fx.Node) -> fx.Node:
-        return operand.args[0] if operand.target in _VIEWS else operand  # type: ignore[return-value]
+        return operand.args[0] if operand.target in VIEWS else operand  # type: ignore[return-value]
 
     node.args, node.kwargs = map_arg((node.args, node.kwargs), behind)
-    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    with old.fake_mode:
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    update_value(node)
     with graph.inserting_after(node):
         view = add_like(graph, node, _aten.view.default, (node, list(old.shape)), {}, "viewed")
     node.replace_all_uses_with(view, delete_user_cb=lambda user: user is not view)
@@ -166,7 +168,7 @@ def _shape_behind(node: fx.Node) -> tuple[int, ...] | None:
             return None
         if own.dim() == 0:
             continue
-        if operand.target not in _VIEWS or own.shape != value.shape:
+        if operand.target not in VIEWS or own.shape != value.shape:
             return None
         behind = operand.args[0].meta["val"]  # type: ignore[union-attr]
         if not behind.is_contiguous():
@@ -180,15 +182,15 @@ def _skip_views(node: fx.Node) -> None:
 
     A view with the layout of its source is replaced by the source.
     """
-    while node.target in _VIEWS:
+    while node.target in VIEWS:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        if source.target not in _VIEWS or not source.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+        if source.target not in VIEWS or not source.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
             break
         if not is_backward(node) and is_backward(source):
             break
         node.update_arg(0, source.args[0])
-    source = node.args[0] if node.target in _VIEWS else None
+    source = node.args[0] if node.target in VIEWS else None
     if isinstance(source, fx.Node) and _same_layout(source.meta["val"], node.meta["val"]):
         node.replace_all_uses_with(source)
 

@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
-from remat_cli.pytorch.capture.ops import arguments
-from remat_cli.pytorch.capture.rows_first import add_like
+from remat_cli.pytorch.capture.ops import arguments, update_value
+from remat_cli.pytorch.capture.rows_first import UNREDUCED, VIEWS, add_like
 
 _aten = torch.ops.aten
-_NONE = 0  # a loss does nothing with the losses of its entries
-_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
-_SAME_VALUES = (*_VIEWS, _aten.clone.default, _aten.detach.default, _aten.alias.default)
+_SAME_VALUES = (*VIEWS, _aten.clone.default, _aten.detach.default, _aten.alias.default)
 _CAST = _aten._to_copy.default
 
 
@@ -59,7 +56,11 @@ def _shifted(loss: fx.Node) -> _Shifted | None:
     """Return a loss with its softmax, slice and gradients; None where it reads no slice, or others read it, too."""
     given = arguments(loss)
     softmax = given["self"]
-    if given["reduction"] == _NONE or given["weight"] is not None or softmax.target is not _aten._log_softmax.default:
+    if (
+        given["reduction"] == UNREDUCED
+        or given["weight"] is not None
+        or softmax.target is not _aten._log_softmax.default
+    ):
         return None
     (*_, cut) = _derivation(softmax.args[0])
     if cut.target is not _aten.slice.Tensor:
@@ -143,9 +144,7 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
         for copy in found.copies:
             node.replace_input_with(copy, found.softmax)
     for node in (found.softmax, *found.back):
-        args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-        with whole.fake_mode:
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        update_value(node)
     for end in found.ends:
         (*after, made) = _derivation(end.args[0])  # type: ignore[arg-type]
         with graph.inserting_before(end):

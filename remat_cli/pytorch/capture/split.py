@@ -15,13 +15,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.axes import axes_of, in_part
 from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of
+from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of, value_of
 from remat_cli.pytorch.capture.rows_first import rows_first
 from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
@@ -29,9 +28,11 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import without_modes
 from remat_cli.pytorch.unstable.fakes import FakeTensor
 from remat_cli.pytorch.unstable.tensors import storage_key
-from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_of, runs_in_one_go
+from remat_cli.splitting import Axis, Part, Region, RowOp, Split, bounds, region_to_split, runs_in_one_go
 
 _aten = torch.ops.aten
+_UNSPLITTABLE = "each of its results depends on all that it reads"
+_ANOTHER = "name another op; those that see all rows, as batch norm does, bound a region"
 
 
 def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
@@ -118,19 +119,7 @@ def _is_number(value: torch.Tensor) -> bool:
 
 def _cut(graph: fx.Graph, seed: str, cut: Split) -> fx.Graph:
     ops, sizes = row_ops(graph)
-    if seed not in {op.name for op in ops}:
-        raise UsageError(f"there is no op {seed!r} to split", hint="name an op that 'remat inspect' or a refusal names")
-    region = region_of(ops, seed, sizes, cut.least_bytes)
-    if region is None:
-        raise UsageError(
-            f"op {seed!r} cannot be split: each of its results depends on all that it reads",
-            hint="name another op; those that see all rows, as batch norm does, bound a region",
-        )
-    if cut.parts > region.rows:
-        raise UsageError(
-            f"op {seed!r} cannot be split in {cut.parts} parts: its region has {region.rows} rows",
-            hint=f"give {region.rows} or less",
-        )
+    region = region_to_split(ops, seed, sizes, cut, unsplittable=_UNSPLITTABLE, hint=_ANOTHER)
     factor = None if cut.again else _factor(graph, ops, region)
     return _Writer(graph, region, cut.parts, factor).written()
 
@@ -462,11 +451,3 @@ def _value_as(known: fx.Node, node: fx.Node) -> Any:
 
     with without_modes():
         return pytree.tree_map_only(torch.Tensor, as_here, known.meta["val"])
-
-
-def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
-    """Return the results of an op on tensors without data."""
-    real = map_arg((args, kwargs), lambda node: node.meta["val"])
-    (first, *_) = tensors_of(like.meta["val"])
-    with first.fake_mode:  # type: ignore[attr-defined]
-        return target(*real[0], **real[1])

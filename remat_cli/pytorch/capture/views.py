@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import fx
-from torch.fx.node import map_arg
 
-from remat_cli.pytorch.capture.ops import is_item, is_view, tensors_of
+from remat_cli.pytorch.capture.ops import is_item, is_view, tensors_of, update_value
 from remat_cli.pytorch.unstable.tensors import storage_key
 
 
@@ -23,7 +22,4 @@ def follow_operands(node: fx.Node) -> None:
     operands = [value for operand in node.all_input_nodes for value in tensors_of(operand.meta.get("val"))]
     if {storage_key(value) for value in results} <= {storage_key(value) for value in operands}:
         return
-    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-    assert callable(node.target)
-    with results[0].fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = node.target(*args, **kwargs)
+    update_value(node)

@@ -18,17 +18,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from remat_cli.pytorch.capture.optimizer import kept_state
 from remat_cli.pytorch.memory.live import LiveBytes, LiveOnCpu, bytes_in, live_on
 from remat_cli.pytorch.memory.shards import gathered_parameters, parameters_at_rest
 from remat_cli.pytorch.unstable import pytree
-from remat_cli.pytorch.unstable.autograd import at_end_of_backward, is_profiling
+from remat_cli.pytorch.unstable.autograd import at_end_of_backward, is_profiling, keep_in
 from remat_cli.pytorch.unstable.modules import enclosing_parallel
 
 _FIRST_STEPS = 3
+_KEY = "remat.watch"
 _STEPS_WITH_STATE = 2  # gradients are accumulated in the second such step, if at all
 
 
@@ -165,9 +166,11 @@ class StepWatch:
         """
         if self._is_begun and self._live is not None:
             self._is_begun = self._live.resume()
-            for node in {getattr(leaf, "grad_fn", None) for leaf in pytree.tree_leaves(result)}:
-                if isinstance(node, BackwardCFunction):  # other nodes die with their Python objects
-                    weakref.finalize(node, self._pause_in, self._step).atexit = False
+            if nodes := _nodes_of(result):
+                graph = _Graph()
+                weakref.finalize(graph, self._pause_in, self._step).atexit = False
+                for node in nodes:
+                    keep_in(node, _KEY, graph)
 
     def backward_begins(self) -> None:
         """Stop looking at the end of this backward pass.
@@ -236,6 +239,21 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
             held(*args)
 
     return call
+
+
+class _Graph:
+    """Stands for the autograd graph of a result: it is freed with the graph's last node."""
+
+
+def _nodes_of(result: Any) -> set[Node]:
+    """Return the autograd nodes of the tensors in a result.
+
+    Attributes of objects that pytree does not know are searched, too.
+    """
+    leaves = pytree.tree_leaves(result)
+    inner = [vars(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")]
+    tensors = (leaf for leaf in (*leaves, *pytree.tree_leaves(inner)) if isinstance(leaf, torch.Tensor))
+    return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
 
 
 class _AtEnd:

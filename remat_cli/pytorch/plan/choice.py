@@ -31,7 +31,7 @@ from remat_cli.formats.native import canonical_json, graph_sha256
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.schedule_json import ScheduleFile, link_fields, read_schedule
 from remat_cli.formats.writing import write_faults, write_file
-from remat_cli.planning import Planning, Request, SplitPlanning, plan, plan_split
+from remat_cli.planning import LEAST_TRIAL, Planning, Request, SplitPlanning, plan, plan_split
 from remat_cli.prepare import Prepared, link_of, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
@@ -47,7 +47,7 @@ from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.splitting import Split, cuts_in_words, read_cuts, written_cuts
 from remat_cli.training import OPTIMIZERS
-from remat_cli.units import format_bytes, format_count, format_time, parse_budget
+from remat_cli.units import exact_bytes, format_bytes, format_count, format_time, parse_budget
 
 _log = logging.getLogger("remat")
 
@@ -57,8 +57,6 @@ _SECONDS, _OPS = 3.0, 500
 # A search for the smallest budget asks for many plans. Of a GPT of 419 ops it takes 6 s with this share of the time for
 # each, and its peak is 0.9 % above what 19 s find.
 _SHARE_OF_EACH = 0.1
-# Least seconds of a trial of parts for a refusal.
-_LEAST_TRIAL = 2.0
 # Device profiles by torch's name of the device; other devices have the generic profile.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
@@ -470,7 +468,7 @@ class WithinBudget(ScheduleSource):
 
         whole = prepared_with({})
         request, key = self.request_for(whole.graph), self.key(whole)
-        seconds = max(_LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else self.search_seconds
+        seconds = max(LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else self.search_seconds
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
             refused = self.refused.get(key)
             found = plan_split(
@@ -789,18 +787,18 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
     left = f", and {format_bytes(free_bytes)} are left free for what the model does not see" if free_bytes else ""
-    found = (
-        "" if solution.closest is None else f"; the closest that was found needs {_exact(solution.closest.peak_bytes)}"
-    )
+    found = ""
+    if solution.closest is not None:
+        found = f"; the closest that was found needs {exact_bytes(solution.closest.peak_bytes)}"
     fixed = format_bytes(graph.fixed_bytes - free_bytes)
     closest = working_set.bytes if solution.closest is None else solution.closest.peak_bytes
     activations = activations_of(graph)
     share = larger_share(closest, activations.other_bytes, activations.bytes)
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan that runs every op whole needs "
-        f"less than {_exact(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs and "
-        f"optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run needs "
-        f"{format_bytes(baseline_of(graph).peak_bytes)}",
+        f"less than {exact_bytes(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs "
+        f"and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run "
+        f"needs {format_bytes(baseline_of(graph).peak_bytes)}",
         hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or smaller inputs',
     )
 
@@ -818,10 +816,6 @@ def larger_share(peak_bytes: int, other_bytes: int, activation_bytes: int) -> st
     if not 0 < activation_bytes < other_bytes or not other_bytes <= peak_bytes <= other_bytes + activation_bytes:
         return ""
     return f'budget="{ceil((peak_bytes - other_bytes) / activation_bytes * 1000) / 10:g}% of activations", '
-
-
-def _exact(size: int) -> str:
-    return f"{format_bytes(size)} ({size} bytes)"
 
 
 def graph_options(

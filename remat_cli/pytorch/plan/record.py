@@ -61,15 +61,18 @@ class GraphRecord:
     parts: str = ""
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, trace: Trace, budget_bytes: int | None = None) -> GraphRecord:
+    def of(
+        cls, graph: Graph, schedule: Schedule, trace: Trace | None = None, budget_bytes: int | None = None
+    ) -> GraphRecord:
         """Return the record of a plan before it runs.
 
         Args:
             graph: the planned graph.
             schedule: the plan.
-            trace: the judge's replay.
+            trace: the judge's replay; None for a plan without transfers, which is replayed here.
             budget_bytes: budget of the plan; None for a schedule from a file.
         """
+        trace = trace or simulate(graph, schedule)
         plain = baseline_of(graph)
         return cls(
             graph=graph,

@@ -3,9 +3,8 @@
 The whole step must fit the budget.
 
 An integer program chooses the plans, and the calls whose inputs or saved tensors are on the host between their passes.
-Its answer is a
-schedule of the whole step: each pass of a region is one op, and each stretch between regions is one op. The judge
-measures the memory of that schedule.
+Its answer is a schedule of the whole step: each pass of a region is one op, and each stretch between regions is one op.
+The judge measures the memory of that schedule.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from remat_cli.pytorch.plan.rehearsal import Moment
 from remat_cli.splitting import Split
 
 _SECONDS = 1.0  # seconds for a choice
-
 
 # Which tensors a choice may have on the host.
 ANYTHING, NOTHING, ALL_INPUTS = "anything", "nothing", "all inputs"

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.pytorch.capture.convert import graph_of
@@ -442,7 +441,7 @@ class RegionKind:
         else:
             fused = self.compiled.get(plan_index)
             if fused is None or not is_planned or given_to(captured) != given_to(self.captured):
-                planned = GraphRecord.of(graph, schedule, simulate(graph, schedule))
+                planned = GraphRecord.of(graph, schedule)
                 fused = compiled_plan(joint, planned, captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=is_planned)

@@ -14,7 +14,6 @@ from torch import fx, nn
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, leaving_out, run_by
@@ -74,11 +73,11 @@ class RegionKernels:
             sizes: the symbols of the regions' graph.
         """
         self._sizes, self._kernels = sizes, SizedKernels(sizes, ())
-        self._made: dict[tuple[SizedSchedule, Values], CompiledPasses] = {}
+        self._compiled: dict[tuple[SizedSchedule, Values], CompiledPasses] = {}
 
     def __contains__(self, plan: SizedSchedule) -> bool:
         """Return whether a plan is compiled."""
-        return (plan, plan.values) in self._made
+        return (plan, plan.values) in self._compiled
 
     def of(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
         """Return a plan's kernels for some sizes; those for all sizes, if they hold there.
@@ -95,14 +94,10 @@ class RegionKernels:
         return given_to(sizes.at(values).captured) == given_to(self._sizes.at(values).captured)
 
     def _at(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
-        if (plan, values) not in self._made:
-            planned = _planned(plan.graph, plan.schedule)
-            self._made[plan, values] = self._kernels.compiled(planned, self._sizes.at(values))
-        return self._made[plan, values]
-
-
-def _planned(graph: Graph, schedule: Schedule) -> GraphRecord:
-    return GraphRecord.of(graph, schedule, simulate(graph, schedule))
+        if (plan, values) not in self._compiled:
+            planned = GraphRecord.of(plan.graph, plan.schedule)
+            self._compiled[plan, values] = self._kernels.compiled(planned, self._sizes.at(values))
+        return self._compiled[plan, values]
 
 
 class SizedRegion:
@@ -174,7 +169,7 @@ class SizedRegion:
         forward, backward = divided(joint, plain_run(graph))
         run, run_back = boxed(forward), boxed_backward(backward)
         if self.kernels is not None:
-            fused = compiled_plan(joint, _planned(graph, plain_run(graph)), captured.forward_outputs)
+            fused = compiled_plan(joint, GraphRecord.of(graph, plain_run(graph)), captured.forward_outputs)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=False)
         return forward, backward

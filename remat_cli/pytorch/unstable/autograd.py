@@ -28,6 +28,11 @@ def number_of(node: Any) -> int:
     return number
 
 
+def keep_in(node: Any, key: str, value: object) -> None:
+    """Let a node own a value: it is freed with the node, which may outlive its Python object."""
+    node.metadata[key] = value
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Have a function called at the end of the backward pass that runs."""
     _queue(call)

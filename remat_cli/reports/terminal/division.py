@@ -112,7 +112,7 @@ def _grow(tree: Tree, division: Division, segment: Segment, depth: int) -> None:
         branch = tree.add(Text(_title(division, part)))
         if depth + 1 < len(_MOST_PARTS):
             _grow(branch, division, part, depth + 1)
-        elif not _is_chain(division, part):
+        elif not _is_chain(part):
             branch.add(Text("…", QUIET_STYLE))
     left = Counter("ops" if isinstance(part, str) else part.kind.value for part in parts)
     if left:
@@ -127,7 +127,7 @@ def _parts(division: Division, segment: Segment) -> Iterator[Segment | str]:
     """
     members = [division.tree.segments[member] for member in segment.members]
     if segment.kind is SegmentKind.LINEAR:
-        if not _is_chain(division, segment):
+        if not _is_chain(segment):
             yield from _along(division, segment, members)
         return
     edges = sum(1 for member in members if member.kind is SegmentKind.EDGE)
@@ -163,13 +163,13 @@ def _in_a_row(division: Division, joints: Sequence[int]) -> str:
     return f"{_shown(division, joints[0])} … {_shown(division, joints[-1])} · {len(joints):,} ops in a row · {cost}"
 
 
-def _is_chain(division: Division, segment: Segment) -> bool:
+def _is_chain(segment: Segment) -> bool:
     """Whether a segment is a plain chain of ops."""
     return segment.kind is SegmentKind.LINEAR and segment.size == len(segment.joints)
 
 
 def _title(division: Division, segment: Segment) -> str:
-    if _is_chain(division, segment):
+    if _is_chain(segment):
         return f"linear: {_in_a_row(division, segment.joints)}"
     ends = f"{_shown(division, segment.source, 'graph inputs')} to {_shown(division, segment.target, 'results')}"
     ops = f"{segment.size:,} ops" if segment.size != 1 else "1 op"

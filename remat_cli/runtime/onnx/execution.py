@@ -280,7 +280,7 @@ def execute(
         seed: seed of random inputs, and of weights without a file.
         time_limit: time limit of each process, in seconds.
         beside_usual: run the model with onnxruntime's own options, too, and time all three runs.
-        whole: the graph without parts; None or `graph` if it has none.
+        whole: the graph without parts; None if the plan has none.
         observe: is told the progress.
 
     Raises:
@@ -292,10 +292,10 @@ def execute(
     live = without_dead_ops(graph)
     observe, timed_runs = observe or Observer(), _TIMED_RUNS if beside_usual else 0
     bounds = upper_bounds(model.graph)
+    unsplit = graph if whole is None else whole
     with TemporaryDirectory(prefix="remat-") as folder:
         child = _Child(Path(folder), _request(path, model, seed, fed, Path(folder)), time_limit)
-        in_parts = whole is not None and whole is not graph
-        files = [str(Path(folder, f"{which}.npz")) if in_parts else None for which in ("plain", "plan")]
+        files = [None if whole is None else str(Path(folder, f"{which}.npz")) for which in ("plain", "plan")]
         observe.phase("running the model as it is")
         try:
             plain = child.run(path, timed_runs=timed_runs, outputs_file=files[0])
@@ -323,7 +323,7 @@ def execute(
     return ModelExecution(
         version=plan["version"],
         usual=usual,
-        plain=ProcessPeak(_peak(whole or graph, plain_run(whole or graph)), plain["peak_bytes"], bool(bounds)),
+        plain=ProcessPeak(_peak(unsplit, plain_run(unsplit)), plain["peak_bytes"], bool(bounds)),
         plan=peak,
         plain_time_ns=plain["time_ns"],
         plan_time_ns=plan["time_ns"],
@@ -658,7 +658,7 @@ class _Child:
             _Failed: the process gave no result.
         """
         asked, result = self.folder / "request.json", self.folder / "result.json"
-        usual = {"profile_prefix": None, "runs": 1, "timed_runs": 0, "as_it_comes": False}
+        usual = {"profile_prefix": None, "runs": 1, "timed_runs": 0, "as_it_comes": False, "outputs_file": None}
         request = {**usual, "measured_runs": _MEASURED_RUNS, **self.request, "model": str(model), **particular}
         asked.write_text(json.dumps(request), encoding="utf-8")
         result.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             number that fills an input, by name; `profile_prefix`, a path or None; `runs`, number of runs with a
             profile; `measured_runs`, largest number of runs for the peak; `timed_runs`, largest number of runs for the
             time; `as_it_comes`, whether to use onnxruntime's own options; `outputs_file`, a path to which outputs of
-            numbers are written as `output0`, `output1` and so on, if given.
+            numbers are written as `output0`, `output1` and so on, or None.
 
     Returns:
         `version` of onnxruntime; `outputs` by name; `peak_bytes` in addition to the memory before the run, and
@@ -100,7 +100,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["as_it_comes"]:
         return said | _growth(session, feeds) | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
     session.run_with_ort_values(None, feeds)
-    said |= _measured(session, feeds, asked["measured_runs"], asked.get("outputs_file"))
+    said |= _measured(session, feeds, asked["measured_runs"], asked["outputs_file"])
     return said | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
 
 

@@ -75,13 +75,12 @@ def least_runs(stages: Stages, holds: Bools) -> Bools:
     return runs
 
 
-def gap(stages: Stages, holds: Bools, is_read: Bools, tensor: int, stage: int) -> tuple[int, int]:
+def gap(holds: Bools, is_read: Bools, tensor: int, stage: int) -> tuple[int, int]:
     """Return the stages around a stage's end between which a tensor is held.
 
     The tensor is held from before the first stage until its next reader in the last stage.
 
     Args:
-        stages: the graph in its order.
         holds: [T, N + 1] whether each tensor is held.
         is_read: [T, N + 1] whether each tensor is read in each stage.
         tensor: a tensor held from before the stage after `stage`.

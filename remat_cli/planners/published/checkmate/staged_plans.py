@@ -137,7 +137,7 @@ class StagedRepair:
             over[short] = max(over[short], missing)
         best: tuple[float, int, int, int] | None = None
         for tensor in self._idle(plan.runs, holds, stage, op):
-            first, last = gap(stages, holds, is_read, tensor, stage)
+            first, last = gap(holds, is_read, tensor, stage)
             time = rerun_time(stages, holds, plan.runs, int(stages.produced_at[tensor]), last)
             if time is not None:
                 relief = int(np.minimum(over[min(first, stage) : last], stages.bytes[tensor]).sum())

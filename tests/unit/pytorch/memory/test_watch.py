@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -327,3 +328,38 @@ def test_nothing_is_in_the_way_after_a_backward_pass_or_without_one() -> None:
     assert modes() != before
     del logits
     assert modes() == before
+
+
+@dataclass
+class Scored:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class WithLoss(Classifier):
+    """Computes the loss after its layers."""
+
+    def __init__(self, result: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: torch.Tensor) -> Any:
+        logits = super().forward(x)
+        return self.result(logits.square().mean(), logits)
+
+
+@pytest.mark.parametrize(
+    ("result", "asked"),
+    [(Scored, {}), (lambda *both: both, {}), (lambda *both: both, {"regions": "layers.*"})],
+    ids=["object", "tuple", "regions"],
+)
+def test_a_result_that_is_dropped_without_a_backward_pass_ends_the_measuring(result: Any, asked: Any) -> None:
+    model, before = made(lambda: WithLoss(result), budget="10MB", **asked), modes()
+    for _ in range(2):
+        scored = model(torch.randn(BATCH, 32))
+        assert modes() != before
+        loss = 2 * (scored.loss if isinstance(scored, Scored) else scored[0])
+        del scored
+        assert modes() != before  # the graph is there still
+        del loss
+        assert modes() == before

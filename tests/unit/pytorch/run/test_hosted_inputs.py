@@ -127,6 +127,28 @@ def trained(model: nn.Module, rows: tuple[int, ...] = (ROWS,) * 3, *, twice: boo
     return plan_of(model)
 
 
+def trained_by_kernels(**options: Any) -> Any:
+    """Train a stack with fused kernels beside eager, to rounding, and return its record."""
+    model = Stack(depth=3)
+    eager = copy.deepcopy(model)
+    planned(model, regions="blocks.*", fused=True, **{**LINK, **options})
+    for _ in range(2):
+        x = torch.randn(ROWS, WIDTH)
+        model(x).backward()
+        eager(x).backward()
+        assert_gradients_close(model, eager)
+        model.zero_grad()
+        eager.zero_grad()
+    with torch.no_grad():
+        model(x)  # ends the measurement
+    return plan_of(model)
+
+
+def assert_gradients_close(model: nn.Module, eager: nn.Module) -> None:
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
 @pytest.mark.parametrize("make", [Stack, Scaled], ids=["a stack", "one input for all"])
 def test_inputs_leave_and_the_peak_is_the_predicted_one(make: Callable[[], Stack]) -> None:
     record = trained(make())
@@ -175,16 +197,7 @@ def test_a_graph_that_is_kept_goes_back_twice() -> None:
 
 
 def test_fused_kernels_run_between_copies() -> None:
-    model = Stack(depth=3)
-    eager = copy.deepcopy(model)
-    planned(model, budget="60%", regions="blocks.*", fused=True, **LINK)
-    for _ in range(2):
-        x = torch.randn(ROWS, WIDTH)
-        model(x).backward()
-        eager(x).backward()
-        for one, other in zip(model.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
-    record = plan_of(model)
+    record = trained_by_kernels(budget="60%")
     assert isinstance(record, RegionsRecord)
     assert record.away
     assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}
@@ -227,8 +240,7 @@ def test_saved_tensors_of_a_step_that_never_goes_back_are_let_go_of() -> None:
         each.zero_grad()
     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     (eager(x) + eager(x)).backward()
-    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    assert_gradients_close(model, eager)
     model(x)  # goes back never
     with torch.no_grad():
         model(x)  # ends the measurement
@@ -236,19 +248,6 @@ def test_saved_tensors_of_a_step_that_never_goes_back_are_let_go_of() -> None:
 
 
 def test_fused_kernels_save_tensors_on_the_host() -> None:
-    model = Stack(depth=3)
-    eager = copy.deepcopy(model)
-    planned(model, regions="blocks.*", fused=True, **{**LINK, **FAST, "budget": "75%"})
-    for _ in range(2):
-        x = torch.randn(ROWS, WIDTH)
-        model(x).backward()
-        eager(x).backward()
-        for one, other in zip(model.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
-        model.zero_grad()
-        eager.zero_grad()
-    record: Any = plan_of(model)
-    with torch.no_grad():
-        model(x)  # ends the measurement
+    record = trained_by_kernels(**{**FAST, "budget": "75%"})
     assert record.saved_away
     assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}

@@ -21,6 +21,7 @@ def measured(requests: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[s
     asked, results = folder / "requests.json", folder / "results.json"
     common = {"weights_folder": str(folder), "dims": {}, "seed": 0, "random_weights": [], "profile_prefix": None}
     common |= {"as_it_comes": False, "measured_runs": 1, "timed_runs": 0, "filled": {}, "files": {}}
+    common |= {"outputs_file": None}
     asked.write_text(json.dumps([{**common, **request} for request in requests]))
     subprocess.run(
         [sys.executable, "-m", "tests.unit.runtime.onnx.measuring", str(asked), str(results)],

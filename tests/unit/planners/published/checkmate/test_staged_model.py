@@ -189,7 +189,7 @@ def test_gap_goes_from_the_last_reader_to_the_next() -> None:
     holds, is_read = least_holds(stages, none), reads(stages, none)
     assert np.flatnonzero(is_read[0]).tolist() == [1, 5]
     assert np.flatnonzero(holds[0]).tolist() == [1, 2, 3, 4, 5]
-    assert gap(stages, holds, is_read, 0, 3) == (2, 5)
+    assert gap(holds, is_read, 0, 3) == (2, 5)
     assert rerun_time(stages, holds, none, 0, 5) == 1
     holds[1] = holds[0] = False
     assert rerun_time(stages, holds, none, 2, 5) == 3
