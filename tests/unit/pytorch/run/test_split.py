@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_blocks_run_in_parts_where_the_whole_cannot_be_captured() -> None:
     steps(twin, rows, count=1)
     planned(model, budget="45%", split=True, options=BLOCKS)
     steps(model, rows)
-    record = plan_of(model)
+    record: Any = plan_of(model)
     assert "parts" in str(record)
     assert max(record.measured_peak_bytes) <= record.predicted_peak_bytes <= record.budget_bytes
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
