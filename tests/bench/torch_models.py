@@ -67,20 +67,20 @@ def gpt_logits(batch: int = 4, length: int = 128, depth: int = 8, width: int = 1
 
 
 class DoubleConv(nn.Sequential):
-    def __init__(self, given: int, made: int) -> None:
-        parts = [[nn.Conv2d(a, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU()] for a in (given, made)]
+    def __init__(self, given: int, made: int, norm: Callable[[int], nn.Module]) -> None:
+        parts = [[nn.Conv2d(a, made, 3, padding=1), norm(made), nn.ReLU()] for a in (given, made)]
         super().__init__(*(part for half in parts for part in half))
 
 
 class UNet(nn.Module):
-    """Segmentation with skips, transposed convolutions and batch norm."""
+    """Segmentation with skips and transposed convolutions."""
 
-    def __init__(self, width: int = 8, depth: int = 3) -> None:
+    def __init__(self, width: int = 8, depth: int = 3, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         sizes = [width << level for level in range(depth + 1)]
-        self.down = nn.ModuleList(DoubleConv(a, b) for a, b in zip([3, *sizes], sizes, strict=False))
+        self.down = nn.ModuleList(DoubleConv(a, b, norm) for a, b in zip([3, *sizes], sizes, strict=False))
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairwise(sizes))
-        self.merge = nn.ModuleList(DoubleConv(2 * size, size) for size in sizes[:-1])
+        self.merge = nn.ModuleList(DoubleConv(2 * size, size, norm) for size in sizes[:-1])
         self.head = nn.Conv2d(width, 5, 1)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
