@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 
 from remat_cli.config import GraphOptions, Request
-from remat_cli.core.bounds import WorkingSet, largest_working_set
+from remat_cli.core.bounds import WorkingSet, largest_working_set, working_set_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
 from remat_cli.core.solve import share_over
@@ -321,7 +321,7 @@ class _Search:
         for seed in list(dict.fromkeys(_seeds(graph, needed)))[:_MOST_SEEDS]:
             before = len(tried)
             for kinds in () if seed in cuts else self.kinds:
-                tried += self.with_seed(cuts, seed, kinds)
+                tried += self.with_seeds(cuts, {kind: self.alike(cuts, needed, seed, kind) for kind in kinds})
                 if self._is_over or (self.found[1] and not self._is_smallest):
                     break
             if self._is_smallest:
@@ -345,19 +345,39 @@ class _Search:
             if reached.needed.bytes <= self.most_bytes(reached.needed.bytes):
                 self.planned(reached)
 
-    def with_seed(self, cuts: Mapping[str, Split], seed: str, kinds: Collection[Split]) -> Iterator[_Reached]:
-        """Try an op's region in more and more parts; yield each need of memory.
+    def alike(self, cuts: Mapping[str, Split], needed: WorkingSet, seed: str, kind: Split) -> tuple[str, ...]:
+        """Return an op, with its twins in equal layers if a region around it leaves these in the way.
+
+        Twins are ops of one type that need as much.
 
         Args:
             cuts: that are made already.
+            needed: what is in the way then.
             seed: the op.
-            kinds: how the region is cut, each tried until more parts are of no use.
+            kind: how its region is cut.
+        """
+        graph = self.whole.prepared.graph
+        type_, size = graph.op[seed].type, working_set_bytes(graph, graph.op[seed])
+        twins = [op.name for op in graph.ops if op.type == type_ and working_set_bytes(graph, op) == size]
+        if len(twins) == 1:
+            return (seed,)
+        drawn = self.drafted({**cuts, seed: kind})
+        if drawn is None or largest_working_set(drawn.graph).bytes < needed.bytes:
+            return (seed,)
+        return (seed, *(name for name in twins if name != seed and name not in cuts and name in drawn.graph.op))
+
+    def with_seeds(self, cuts: Mapping[str, Split], seeds_of: Mapping[Split, Collection[str]]) -> Iterator[_Reached]:
+        """Try ops' regions in more and more parts; yield each need of memory.
+
+        Args:
+            cuts: that are made already.
+            seeds_of: the ops, by how their regions are cut, each tried until more parts are of no use.
         """
         last: dict[Split, _Reached] = {}
-        live, parts = list(kinds), 2
+        live, parts = list(seeds_of), 2
         while live and parts <= _MOST_PARTS and not self._is_over:
             for kind in tuple(live):
-                reached = self.reached({**cuts, seed: replace(kind, parts=parts)})
+                reached = self.reached({**cuts, **dict.fromkeys(seeds_of[kind], replace(kind, parts=parts))})
                 if reached is not None:
                     yield reached
                 if self.found[1] and self._is_ideal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remat_cli.errors import UsageError
@@ -62,4 +62,13 @@ def written_cuts(cuts: Mapping[str, Split]) -> dict[str, str]:
 
 def cuts_in_words(cuts: Mapping[str, Split]) -> str:
     """Return the regions in parts, in words."""
-    return ", ".join(f"the region around {name!r} in {cut.parts} parts" for name, cut in sorted(cuts.items()))
+    alike: dict[int, list[str]] = {}
+    for name, cut in sorted(cuts.items()):
+        alike.setdefault(cut.parts, []).append(name)
+    return ", ".join(f"{_regions(names)} in {parts} parts" for parts, names in alike.items())
+
+
+def _regions(ops: Sequence[str]) -> str:
+    if len(ops) == 1:
+        return f"the region around {ops[0]!r}"
+    return f"the regions around {ops[0]!r} and {repr(ops[1]) if len(ops) == 2 else f'{len(ops) - 1} others'}"

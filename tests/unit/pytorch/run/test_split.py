@@ -69,6 +69,17 @@ class Branching(nn.Module):
         return {"loss": x.square().mean()}
 
 
+class EqualLayers(nn.Module):
+    """Between layers that need as much stands what sees all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(layer for _ in range(3) for layer in (Wide(), nn.BatchNorm1d(8))))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layers(x).square().sum()}
+
+
 def words(count: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(3000, (4, count)), torch.randint(3000, (4, count))
 
@@ -105,6 +116,15 @@ def test_a_refusal_tells_what_split_would_do() -> None:
         steps(model, *words())
     assert refusal.value.hint is not None
     assert "split=True fits: the region around '_log_softmax_backward_data' in" in refusal.value.hint
+
+
+def test_equal_layers_are_split_together() -> None:
+    """One of them in parts leaves the others in the way."""
+    model = planned(EqualLayers(), budget="30%", split=True, options=QUICK)
+    steps(model, torch.randn(256, 8), count=1)
+    (plan,) = plan_of(model).graphs
+    assert "and 2 others in" in plan.parts
+    assert max(plan.measured_peak_bytes, default=0) <= plan.predicted_peak_bytes <= (plan.budget_bytes or 0)
 
 
 def test_blocks_run_in_parts_where_the_whole_cannot_be_captured() -> None:
