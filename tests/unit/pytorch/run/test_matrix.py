@@ -202,13 +202,18 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
     """Plan a model as the row says."""
     chosen = {**options(row), "optimizer": "momentum", "options": {"time_limit": 0.5}}
     if row.source == "budget":
-        return planned(model, budget="65%" if is_cut(row) else "80%", **chosen)
+        return planned(model, budget="65%" if is_cut(row) else "45%" if needs_parts(row) else "80%", **chosen)
     return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled")
 
 
 def is_cut(row: Row) -> bool:
     """Whether passes are compiled in pieces: then one block and a tight budget make tensors move soon."""
     return (row.extent, row.kernels, row.moves) == ("whole", "compiled", "offload")
+
+
+def needs_parts(row: Row) -> bool:
+    """Whether the budget is one that no plan without parts fits."""
+    return (row.extent, row.moves, row.sizes) == ("whole", "split", "changing")
 
 
 def file_of(row: Row, files: Path) -> Path:
@@ -286,6 +291,7 @@ def trained(row: Row, files: Path) -> dict[str, Any]:
         "predicted": predicted,
         "measured": list(last.measured_peak_bytes),
         "unplanned": record.unplanned.total(),
+        "parts": needs_parts(row) and last.parts,
     }
 
 
@@ -305,6 +311,7 @@ def check(row: Row, came: dict[str, Any]) -> None:
     is_rounded = row.kernels == "compiled" or row.moves == "split"
     assert came["difference"] <= (1e-5 if is_rounded else 0), str(row)
     assert came["unplanned"] == 0, str(row)
+    assert bool(came["parts"]) == needs_parts(row), str(row)
     # The optimizer's state is there from the second step on. What ranks
     # exchange differs between a rehearsal and a step by what a block gathers.
     if row.sizes == "fixed" and row.ranks == "one":
