@@ -8,7 +8,7 @@ the step without parts is held against others. A plan without parts counts, too:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,6 +48,8 @@ _MOST_GRAPHS = 40
 # Larger steps are not tried for a refusal: to read one with 2,900 ops in parts takes twice as long as without.
 _MOST_OPS_OF_TRIAL = 2_000
 _MOST_SEEDS = 3
+# Of cuts that held at another size, the multiples of their parts that are tried.
+_FACTORS = (1, 2, 4)
 _MOST_REGIONS = 6
 # How the region around an op is cut: kinds that are tried beside each other, and those tried where these do not fit.
 _KINDS = ((Split(2), Split(2, wide=True)), (Split(2, again=True), Split(2, wide=True, again=True)))
@@ -141,6 +143,7 @@ def plan_split(
     *,
     whole: Planning | None = None,
     draft: PreparedWith | None = None,
+    former: Iterable[Mapping[str, Split]] = (),
     any_plan: bool = False,
     has_loss: bool = True,
     seconds: float = inf,
@@ -154,6 +157,7 @@ def plan_split(
         whole: the result for this request without parts; None: it is planned here.
         draft: returns the graph with some cuts sooner, without what is measured of its kernels; None: there is no such
             difference.
+        former: cuts of the same graph at other sizes. If a plan fits with them, no others are tried.
         any_plan: the first plan that fits will do.
         has_loss: gradients may be multiples of a number that is known later. Without it, no gradients are made at once,
             so it makes no difference to make them again.
@@ -168,7 +172,8 @@ def plan_split(
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size)
-    return _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, has_loss, seconds).best()
+    search = _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, has_loss, seconds)
+    return search.best(former)
 
 
 def try_split(
@@ -249,13 +254,13 @@ class _Search:
         self.least: _Reached | None = None
         self.limits = Limits.of(self.seconds)
 
-    def best(self) -> SplitPlanning:
-        """Search, and return the best plan."""
+    def best(self, former: Iterable[Mapping[str, Split]]) -> SplitPlanning:
+        """Search, with former cuts first, and return the best plan."""
         bound, graph = "", self.whole.prepared.graph
         at_end = graph.fixed_bytes + sum(graph.freeable_bytes[name] for name in graph.outputs if name in graph.producer)
         if at_end > self.most_bytes(at_end):
             bound = f"what is in memory at the end, {format_bytes(at_end)}, is the same in parts"
-        elif self.whole.schedule is None or self.whole.overhead or self._is_smallest:
+        elif self._is_smallest or (self._may_gain and not any(map(self.fits_with, former))):
             bound = self.search()
         planning, cuts = self.found
         if cuts or planning.schedule is not None:
@@ -265,6 +270,19 @@ class _Search:
             return SplitPlanning(planning, {}, self.whole, bound)
         return SplitPlanning(planning, {}, self.whole, bound, *self.closest)
 
+    def fits_with(self, cuts: Mapping[str, Split]) -> bool:
+        """Try cuts in more and more parts; return whether a plan fits with one of them."""
+        last: _Reached | None = None
+        fits = False
+        for factor in _FACTORS:
+            reached = self.reached({name: replace(cut, parts=factor * cut.parts) for name, cut in cuts.items()})
+            if reached is None or reached.is_of_no_use_after(last):
+                break
+            last, fits = reached, fits or reached.fits
+            if fits and self._is_ideal:
+                break
+        return fits
+
     def try_least(self) -> None:
         """Plan the cuts that need least, where no plan was asked for: the least peak found is that of a schedule."""
         if self.closest is not None or self.least is None:
@@ -273,6 +291,10 @@ class _Search:
             prepared = self.prepared(self.least.cuts)
             if prepared is not None:
                 self.try_plan(prepared, self.least.cuts)
+
+    @property
+    def _may_gain(self) -> bool:
+        return self.whole.schedule is None or bool(self.whole.overhead)
 
     @property
     def _is_smallest(self) -> bool:

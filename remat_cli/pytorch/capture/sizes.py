@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -53,6 +54,15 @@ class SizedJoint:
     captured: Captured
     joint: Joint
     bytes: Mapping[str, Any]
+
+    @cached_property
+    def in_numbers(self) -> Captured:
+        """The graph with numbers for its size nodes, for rewrites that hold at these sizes alone."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, Any] = {}
+        for node in self.captured.module.graph.nodes:
+            copies[node] = node.meta["val"] if SIZE in node.meta else _copied(graph, node, copies)
+        return replace(self.captured, module=fx.GraphModule(self.captured.module, graph))
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +290,7 @@ def _with_size_nodes(captured: Captured) -> tuple[Captured, tuple[sympy.Expr, ..
     return replace(captured, module=module), tuple(size_nodes)
 
 
-def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any]) -> fx.Node:
     copy = graph.node_copy(node, copies.__getitem__)
     copy.meta = dict(node.meta)
     return copy

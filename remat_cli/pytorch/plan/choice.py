@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -24,7 +24,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, activations_of, baseline_of, share_over
+from remat_cli.core.solve import Solution, activations_of, baseline_of
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
@@ -45,7 +45,7 @@ from remat_cli.pytorch.plan.record import GraphRecord, notify
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
-from remat_cli.splitting import Split, cuts_in_words, read_cuts, written_cuts
+from remat_cli.splitting import Split, read_cuts, written_cuts
 from remat_cli.training import OPTIMIZERS
 from remat_cli.units import exact_bytes, format_bytes, format_count, format_time, parse_budget
 
@@ -107,6 +107,23 @@ class ScheduleSource(ABC):
         """Return the step with those regions in parts that its plan has in parts; arguments are those of `planned`."""
         del modules
         return joint, captured
+
+    def in_parts_of(
+        self, planned: GraphRecord, whole: Graph, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> tuple[Joint, Graph]:
+        """Return the step at other sizes, in the parts of a plan, with its graph.
+
+        Args:
+            planned: the plan at its own sizes.
+            whole: the graph without parts at the other sizes.
+            joint: the step without parts at the other sizes.
+            captured: the same graph as given by torch.
+            modules: modules with their parameters in memory, used or not.
+
+        Raises:
+            UsageError: there are fewer rows than parts.
+        """
+        raise NotImplementedError
 
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -313,6 +330,7 @@ class WithinBudget(ScheduleSource):
         plans: what was planned, by the hash of all that it depends on.
         cuts: what is split, by the hash of all that the plan without depends on.
         search_seconds: limit of each search for cuts, after which no more are tried.
+        former: the last cuts by their ops, each with the bytes of activations without parts.
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
@@ -336,6 +354,7 @@ class WithinBudget(ScheduleSource):
     splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
     search_seconds: float = inf
+    former: dict[tuple[str, ...], tuple[int, Mapping[str, Split]]] = field(default_factory=dict)
     bound_by: str = ""
     refused: dict[str, Planning] = field(default_factory=dict)
     granted: int = 0
@@ -346,7 +365,7 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
-        self.takes_sizes = not self.splits
+        self.takes_sizes = True
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -376,14 +395,26 @@ class WithinBudget(ScheduleSource):
         if not self.splits:
             return joint, captured
         whole = self.prepared(joint, captured, modules)
-        if self.is_share:  # of the step without parts
-            self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
+        self.grant(whole.graph)
         cuts = self.best_cuts(whole, joint, captured, modules)
         if not cuts:
             return joint, captured
         split_joint, split_captured = step_in_parts(joint, captured, cuts)
         self.describe_parts(cuts, whole.graph, self.prepared(split_joint, split_captured, modules))
         return split_joint, split_captured
+
+    def in_parts_of(
+        self, planned: GraphRecord, whole: Graph, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+    ) -> tuple[Joint, Graph]:
+        """Return the step at other sizes, in the parts of a plan; see `ScheduleSource.in_parts_of`."""
+        self.grant(whole)
+        joint, captured = step_in_parts(joint, captured, planned.cuts)
+        return joint, self.prepared(joint, captured, modules).graph
+
+    def grant(self, whole: Graph) -> None:
+        """Let plans in parts use the share of the step without parts."""
+        if self.is_share:
+            self.granted = max(self.granted, self.request_for(whole).budget_bytes(whole) or 0)
 
     def best_cuts(
         self, whole: Prepared, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -405,21 +436,16 @@ class WithinBudget(ScheduleSource):
                     self.cuts[key] = kept
         if key not in self.cuts:
             self.cuts[key] = self.chosen_cuts(key, joint, captured, modules)
-        return self.cuts[key]
+        if cuts := self.cuts[key]:
+            self.former.pop(tuple(cuts), None)
+            self.former[tuple(cuts)] = activations_of(whole.graph).bytes, cuts
+        return cuts
 
     def describe_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> None:
         """Let the plan of a step in parts say so, and compare it with the step without."""
         key = self.key(prepared)
         planned = self.plan_of(prepared)
-        if not planned.parts:
-            plain, own = baseline_of(whole), baseline_of(prepared.graph)
-            planned = replace(
-                planned,
-                plain_peak_bytes=plain.peak_bytes,
-                overhead=share_over(round(own.time * (1 + planned.overhead)), plain.time),
-                parts=cuts_in_words(cuts),
-            )
-        self.plans[key] = planned
+        self.plans[key] = planned if planned.cuts else planned.in_parts(cuts, whole)
 
     def kept_cuts(self, key: str) -> Mapping[str, Split] | None:
         """Return the cuts that an earlier run of Python left in the folder; None where there are none."""
@@ -476,6 +502,7 @@ class WithinBudget(ScheduleSource):
                 request,
                 whole=refused,
                 draft=draft,
+                former=self.former_cuts(whole.graph),
                 any_plan=is_trial,
                 has_loss=any(tangent.meta["val"].numel() == 1 for tangent in joint.tangents),
                 seconds=seconds,
@@ -483,6 +510,13 @@ class WithinBudget(ScheduleSource):
         if found.whole.schedule is None:
             self.refused = {key: found.whole}
         return found
+
+    def former_cuts(self, whole: Graph) -> Iterator[Mapping[str, Split]]:
+        """Yield cuts of other sizes, the last first, with as many rows in a part as there."""
+        size = activations_of(whole).bytes
+        for former, cuts in reversed(list(self.former.values())):
+            factor = Fraction(size, max(1, former))
+            yield {name: replace(cut, parts=max(2, ceil(cut.parts * factor))) for name, cut in cuts.items()}
 
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]

@@ -19,6 +19,7 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import write_file
+from remat_cli.splitting import Split, cuts_in_words
 from remat_cli.units import format_bytes, format_count, format_time, more_time
 
 _LOG = logging.getLogger("remat")
@@ -43,7 +44,8 @@ class GraphRecord:
         carried: the same plan at other sizes, as the judge finds it there.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
         kernels: what was compiled for it; empty where eager's kernels run.
-        parts: what runs in parts, in words; empty where nothing does.
+        cuts: regions in parts, by the name of an op.
+        whole: the graph without parts; None where no region is in parts.
     """
 
     graph: Graph
@@ -58,7 +60,25 @@ class GraphRecord:
     carried: list[GraphRecord] = field(default_factory=list)
     measured_peak_bytes: list[int] = field(default_factory=list)
     kernels: str = ""
-    parts: str = ""
+    cuts: Mapping[str, Split] = field(default_factory=dict)
+    whole: Graph | None = None
+
+    @property
+    def parts(self) -> str:
+        """Regions in parts, in words; empty where there are none."""
+        return cuts_in_words(self.cuts)
+
+    def in_parts(self, cuts: Mapping[str, Split], whole: Graph) -> GraphRecord:
+        """Return the plan as one of a step in parts, compared with the step without.
+
+        Args:
+            cuts: regions in parts, by the name of an op.
+            whole: the graph without parts.
+        """
+        plain = baseline_of(whole)
+        time = round(baseline_of(self.graph).time * (1 + self.overhead))
+        overhead = share_over(time, plain.time)
+        return replace(self, plain_peak_bytes=plain.peak_bytes, overhead=overhead, cuts=cuts, whole=whole)
 
     @classmethod
     def of(

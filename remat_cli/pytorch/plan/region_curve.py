@@ -16,14 +16,13 @@ from math import inf, log2
 from remat_cli.config import Request
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.plan.choice import WithinBudget, step_in_parts
 from remat_cli.pytorch.plan.region_choice import CurvePoint
-from remat_cli.splitting import Split, cuts_in_words
+from remat_cli.splitting import Split
 from remat_cli.units import parse_budget
 
 # Shares of a plain region's kept memory, beyond the memory that every plan keeps.
@@ -79,12 +78,7 @@ class RegionGraphs:
         point = CurvePoint.of(self.prepared(cuts).graph, schedule, outputs)
         if not cuts:
             return point
-        whole = baseline_of(self.prepared().graph)
-        overhead = share_over(point.time, whole.time)
-        planned = replace(
-            point.planned, plain_peak_bytes=whole.peak_bytes, overhead=overhead, parts=cuts_in_words(cuts)
-        )
-        return replace(point, planned=planned, cuts=cuts)
+        return replace(point, planned=point.planned.in_parts(cuts, self.prepared().graph), cuts=cuts)
 
     def plain(self, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
         """Return the plan that recomputes nothing."""

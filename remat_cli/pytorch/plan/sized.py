@@ -4,6 +4,9 @@ A plan for some sizes is carried over to others of the same ops if it fits there
 cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the largest
 sizes of earlier calls: torch sees several sizes before it captures them as symbols.
 
+A plan in parts is written again at each size, from the same capture, as bounds of parts are numbers. Its cuts and its
+schedule are carried over, if they hold.
+
 torch is given two graphs that stand for all of these plans (`slots`).
 """
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -22,7 +25,7 @@ from remat_cli.core.graph import Graph, Op
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import baseline_of
-from remat_cli.errors import DoesNotFit
+from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
@@ -55,7 +58,8 @@ class _SizedPasses:
         sized: the graph at these sizes.
         schedule: the schedule.
         overhead: overhead of the plan.
-        pass_functions: functions that run the schedule; None for kernels that are not compiled yet.
+        pass_functions: functions that run the schedule; None for kernels that are not compiled yet, and for parts that
+            are not written at this size.
         compiled: compiled kernels that run the schedule; None for eager's.
     """
 
@@ -65,6 +69,21 @@ class _SizedPasses:
     overhead: float
     pass_functions: PassFunctions | None
     compiled: CompiledPasses | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Here:
+    """A step at the sizes of a call, for plans to be carried over.
+
+    Attributes:
+        values: the sizes.
+        graphs: graphs at these sizes by the graph at a plan's sizes.
+        joints: steps in parts by the graph at a plan's sizes.
+    """
+
+    values: Values
+    graphs: dict[Graph, Graph] = field(default_factory=dict)
+    joints: dict[Graph, Joint] = field(default_factory=dict)
 
 
 class SizedStep:
@@ -143,7 +162,8 @@ class SizedStep:
             passes, planned = carried
             assert passes.pass_functions is not None
             planned.inputs = self._sizes.input_shapes(values)
-            self._numbers[values] = self._slots.add(Entry(passes.pass_functions, self._sizes.numbers(values)))
+            numbers = [] if planned.cuts else self._sizes.numbers(values)
+            self._numbers[values] = self._slots.add(Entry(passes.pass_functions, numbers))
             self._judged.append(planned)
         return self._numbers[values]
 
@@ -152,28 +172,30 @@ class SizedStep:
 
         None if a new plan is required.
         """
-        graphs: dict[Graph, Graph] = {}
+        here = _Here(values)
         for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.schedule.has_transfers)):
-            passes = self._ready(passes, values, graphs)
-            planned = self._at(passes, values, graphs)
+            passes = self._ready(passes, here)
+            planned = self._at(passes, here)
             if planned is None:
                 continue
             smaller = planned.plain_peak_bytes < _SMALLER * passes.planned.plain_peak_bytes
-            if passes.overhead > _WORTH and smaller:
+            if smaller and planned.cuts:
+                continue  # parts of so few rows take longer
+            if smaller and passes.overhead > _WORTH:
                 return None
             if planned not in passes.planned.carried:
                 passes.planned.carried.append(planned)
-            return passes, planned
+            return self._written(passes, here), planned
         return None
 
-    def _ready(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> _SizedPasses:
+    def _ready(self, passes: _SizedPasses, here: _Here) -> _SizedPasses:
         """Compile a plain run that has no kernels yet, if it may fit at these sizes.
 
         The graph's memory before fusion tells.
         """
-        if passes.pass_functions is not None:
+        if passes.pass_functions is not None or passes.planned.cuts:
             return passes
-        graph = self._graph_at(passes, values, graphs)
+        graph = self._graph_at(passes, here)
         least = int(baseline_of(graph).peak_bytes / _FUSED_AWAY)
         if self._source.carried(passes.planned, graph, passes.schedule, least) is None:
             return passes
@@ -186,42 +208,68 @@ class SizedStep:
         self._sized_passes[self._sized_passes.index(passes)] = ready
         return ready
 
-    def _at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
+    def _at(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
         """Return a plan at other sizes; None above the budget.
 
         The judge measures the plan there, or the plan's compiled kernels tell their memory.
 
         Args:
             passes: the plan.
-            values: the sizes.
-            graphs: graphs at these sizes by planned graph; missing ones are added.
+            here: the sizes.
         """
-        if passes.pass_functions is None or not self._holds_at(passes, values):
+        if passes.planned.cuts:
+            with suppress(UsageError, InvalidSchedule):  # fewer rows than parts, or other ops
+                return self._in_parts_at(passes, here)
             return None
-        carried = self._carried_by(passes, values, graphs)
+        if passes.pass_functions is None or not self._holds_at(passes, here.values):
+            return None
+        return self._carried_by(passes, here)
+
+    def _in_parts_at(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
+        """Return a plan in parts at other sizes; see `_at`.
+
+        Its overhead stays that of the plan.
+        """
+        planned = passes.planned
+        whole = self._graph_at(replace(passes, planned=_without_parts(planned)), here)
+        if planned.graph not in here.graphs:
+            sized = self._sizes.at(here.values)
+            given = (sized.joint.releasing(passes.sized.joint.released), sized.in_numbers, self._modules)
+            joint, graph = self._source.in_parts_of(planned, whole, *given)
+            here.joints[planned.graph], here.graphs[planned.graph] = joint, graph
+        carried = self._carried_by(passes, here)
+        if carried is None:
+            return None
+        return replace(carried.in_parts(planned.cuts, whole), overhead=planned.overhead)
+
+    def _written(self, passes: _SizedPasses, here: _Here) -> _SizedPasses:
+        """Return a plan with functions that run it at other sizes."""
+        if passes.planned.graph not in here.joints:
+            return passes
+        functions = pass_functions(here.joints[passes.planned.graph], passes.schedule)
+        return replace(passes, pass_functions=functions)
+
+    def _carried_by(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
+        """Return a plan at other sizes, if it fits there or is the one of the least peak; see `_at`."""
+        graph = self._graph_at(passes, here)
+        compiled_peak = _compiled_peak(passes, graph, here.values)
+        carried = self._source.carried(passes.planned, graph, passes.schedule, compiled_peak)
+        if carried is not None:
+            return replace(carried, kernels=passes.planned.kernels)
         budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
-        if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
-            graph = self._graph_at(passes, values, graphs)
-            trace = simulate(graph, passes.schedule, link=self._source.link(graph))
-            there = GraphRecord.of(graph, passes.schedule, trace, budget)
-            there.predicted_peak_bytes = _compiled_peak(passes, graph, values) or trace.peak_bytes
-            if there.predicted_peak_bytes <= peak:
-                return there
-        return carried
+        if budget is None or peak <= budget:
+            return None
+        trace = simulate(graph, passes.schedule, link=self._source.link(graph))
+        there = GraphRecord.of(graph, passes.schedule, trace, budget)
+        there.predicted_peak_bytes = compiled_peak or trace.peak_bytes
+        return there if there.predicted_peak_bytes <= peak else None
 
-    def _carried_by(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
-        """Return a plan at other sizes if its source finds that it fits there; see `_at`."""
-        graph = self._graph_at(passes, values, graphs)
-        peak = _compiled_peak(passes, graph, values)
-        carried = self._source.carried(passes.planned, graph, passes.schedule, peak)
-        return None if carried is None else replace(carried, kernels=passes.planned.kernels)
-
-    def _graph_at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> Graph:
+    def _graph_at(self, passes: _SizedPasses, here: _Here) -> Graph:
         """Return the graph of a plan at other sizes; see `_at`."""
         given = passes.planned.graph
-        if given not in graphs:
-            graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, values))
-        return graphs[given]
+        if given not in here.graphs:
+            here.graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, here.values))
+        return here.graphs[given]
 
     def _holds_at(self, passes: _SizedPasses, values: Values) -> bool:
         """Return whether the plan's kernels run at some sizes."""
@@ -263,6 +311,9 @@ class SizedStep:
         joint = sized.joint.releasing(self._released)
 
         def make(source: ScheduleSource, joint: Joint) -> tuple[tuple[Joint, CompiledPasses | None], GraphRecord]:
+            if self._kernels is None and source.splits:
+                joint, captured = source.in_parts(joint, sized.in_numbers, self._modules)
+                return (joint, None), source.planned(joint, captured, self._modules)
             if self._kernels is None:
                 return (joint, None), source.planned(joint, sized.captured, self._modules)
             compiled = self._kernels.planned(source, replace(sized, joint=joint))
@@ -273,11 +324,12 @@ class SizedStep:
         else:
             found = make(self._source, joint)
         (joint, compiled), planned = found
-        sized = replace(sized, joint=joint)
+        sized = replace(sized, joint=sized.joint.releasing(joint.released))
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
-        functions = pass_functions(joint, planned.schedule) if compiled is None else compiled.functions(joint)
+        here = _Here(values, joints={planned.graph: joint} if planned.cuts and asked == values else {})
+        functions = _functions(joint, planned, compiled)
         passes = _SizedPasses(planned, sized, planned.schedule, planned.overhead, functions, compiled)
-        at_values = planned if asked == values else self._at(passes, values, {})
+        at_values = planned if asked == values else self._at(passes, here)
         if at_values is None:
             return None
         own = self._record.add(planned)
@@ -286,13 +338,14 @@ class SizedStep:
         else:
             own.carried.append(at_values)
         passes = replace(passes, planned=own)
-        plain = plain_run(planned.graph)
         if not self._sized_passes and self._is_worth_less(planned):
             # The plain run is a plan, too, for smaller sizes.
-            runs = None if self._kernels else pass_functions(joint, plain)
-            self._sized_passes.append(_SizedPasses(own, sized, plain, 0.0, runs))
+            whole = _without_parts(own)
+            plain = plain_run(whole.graph)
+            runs = None if self._kernels else pass_functions(sized.joint, plain)
+            self._sized_passes.append(_SizedPasses(whole, sized, plain, 0.0, runs))
         self._sized_passes.append(passes)
-        return passes, at_values
+        return self._written(passes, here), at_values
 
     def _is_worth_less(self, planned: GraphRecord) -> bool:
         """Return whether the plain run is better than a plan, where both fit."""
@@ -315,6 +368,18 @@ class SizedStep:
         """
         larger = tuple(_larger(value) if isinstance(value, int) else value for value in values)
         return larger if self._sizes.allows(larger) else values
+
+
+def _functions(joint: Joint, planned: GraphRecord, compiled: CompiledPasses | None) -> PassFunctions | None:
+    """Return the functions of a plan; None for parts, which are written at the sizes of a call."""
+    if planned.cuts:
+        return None
+    return pass_functions(joint, planned.schedule) if compiled is None else compiled.functions(joint)
+
+
+def _without_parts(planned: GraphRecord) -> GraphRecord:
+    """Return a plan with the graph without parts; both note the same sizes that it is carried over to."""
+    return planned if planned.whole is None else replace(planned, graph=planned.whole, cuts={}, whole=None)
 
 
 def _compiled_peak(passes: _SizedPasses, graph: Graph, values: Values) -> int | None:

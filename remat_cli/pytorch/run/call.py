@@ -313,11 +313,6 @@ class PlannedCall:
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
-            if self.source.splits:
-                raise GraphError(
-                    "parts are chosen for one shape of the inputs, and sizes are captured as symbols",
-                    hint="leave mark_dynamic out: each shape is planned by itself",
-                )
             sized = SizedStep(sizes, captured, self._holding, self.record, self._modules, fused=self.fused)
             self._steps.add(sized)
             return sized.interface()

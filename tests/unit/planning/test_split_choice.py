@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from remat_cli.config import GraphOptions, PlannerChoice, Request
 from remat_cli.core.simulate import simulate
 from remat_cli.planning import plan, plan_split, split_choice, try_split
 from remat_cli.planning.split_choice import original
-from remat_cli.prepare import prepare_in_parts
+from remat_cli.prepare import Prepared, prepare_in_parts
+from remat_cli.splitting import Split
 from remat_cli.units import format_bytes, parse_budget
 
 STEP = """
@@ -55,6 +57,22 @@ def test_a_plan_with_split_is_never_worse(path: Path, budget: str) -> None:
         assert found.planning.trace.peak_bytes < 0.7 * without.trace.peak_bytes  # two parts need more
     else:
         assert found.planning.trace.time <= without.trace.time
+
+
+@pytest.mark.parametrize(("parts", "is_enough"), [(2, True), (80, False)], ids=["enough_rows", "too_few_rows"])
+def test_former_cuts_are_tried_first(path: Path, parts: int, *, is_enough: bool) -> None:
+    prepared_with = prepare_in_parts(path, GraphOptions())
+    former = {"_log_softmax_backward_data": Split(parts, again=True)}
+    tried: list[Mapping[str, Split]] = []
+
+    def noted(cuts: Mapping[str, Split]) -> Prepared:
+        tried.append(cuts)
+        return prepared_with(cuts)
+
+    found = plan_split(noted, request("60%"), former=[former])
+    assert tried[:2] == [{}, former]
+    assert found.cuts
+    assert all(cut.again for cuts in tried for cut in cuts.values()) == is_enough
 
 
 def test_where_all_rows_are_seen_the_note_says_what_is_in_the_way(path: Path) -> None:

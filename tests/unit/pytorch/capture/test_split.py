@@ -265,6 +265,13 @@ def test_gradients_of_a_tied_weight_are_added_up_in_place() -> None:
     assert any(op.inplace is not None and graph.tensors[op.outputs[0]].bytes == weight for op in sums)
 
 
+def test_what_the_forward_pass_hands_over_is_not_written_over() -> None:
+    joint = Joint.of(split(captured_of(CASES["language"]()), {"_log_softmax": Split(2, wide=True)}))
+    made = {storage: op.phase for op in joint.ops for storage in op.makes}
+    assert any(op.name.endswith("_scaled") for op in joint.ops)
+    assert all(op.inplace is None or made[op.inplace] is op.phase for op in joint.ops)
+
+
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_holds_no_memory_of_its_entries(loss: Callable[..., torch.Tensor], reduction: str) -> None:

@@ -210,7 +210,7 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
 def budget_of(row: Row) -> str:
     """Return a budget within which a row's moves are made."""
     if row.moves == "split":
-        return "min" if row.extent == "blocks" else "50%"
+        return "min" if row.extent == "blocks" else "45%"
     return "65%" if is_cut(row) else "80%"
 
 

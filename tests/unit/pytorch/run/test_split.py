@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat_cli.errors import DoesNotFit, UsageError
+from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.memory.memory import peak_of
+from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.planned import plan_of, planned
 
 QUICK = {"time_limit": 0.4}
@@ -162,11 +168,80 @@ def test_where_parts_do_not_help_either_the_refusal_stands() -> None:
     assert "split was tried: what is in memory at the end" in (refusal.value.hint or "")
 
 
-def test_each_shape_is_planned_in_parts_of_its_own() -> None:
-    model = planned(Head(), budget="60%", split=True, options=QUICK)
-    for count in (32, 48):
-        steps(model, *words(count), count=1)
-    assert [bool(plan.parts) for plan in plan_of(model).graphs] == [True, True]
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
+    """Collect the captures that planned calls are given."""
+    seen: list[Captured] = []
+    divide = PlannedCall.divide
+
+    def noted(call: PlannedCall, captured: Captured) -> Any:
+        seen.append(captured)
+        return divide(call, captured)
+
+    monkeypatch.setattr(PlannedCall, "divide", noted)
+    return seen
+
+
+def ran_as_eager(model: nn.Module, inputs: Sequence[tuple[torch.Tensor, ...]], **options: Any) -> list[GraphRecord]:
+    """Plan a model, and hold gradients and peaks against eager's at several sizes; return the plan at each."""
+    twin, ran = copy.deepcopy(model), list[GraphRecord]()
+    planned(model, split=True, options=QUICK, **options)
+    for given in inputs:
+        steps(twin, *given, count=1)
+        steps(model, *given, count=2)  # the first step tells which outputs are let go of
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+        model.zero_grad()
+        measured = peak_of(partial(steps, model, *given, count=1), "cpu")
+        model.zero_grad()
+        plan = plan_of(model).last
+        assert plan is not None
+        workspace = max(op.workspace_bytes for op in plan.graph.ops)
+        predicted = plan.predicted_peak_bytes - plan.fixed_bytes
+        assert predicted - workspace <= measured <= predicted + 64
+        assert plan.predicted_peak_bytes <= (plan.budget_bytes or 0)
+        ran.append(plan)
+    return ran
+
+
+@pytest.mark.parametrize(("budget", "logits"), [("60%", True), ("1.5MB", False)])
+def test_one_capture_runs_in_parts_at_all_lengths(captures: list[Captured], budget: str, logits: bool) -> None:
+    model = Head(logits=logits)
+    ran = ran_as_eager(model, [words(count) for count in (32, 27, 30, 31, 36)], budget=budget)
+    assert len(captures) == 2
+    assert all(plan.parts for plan in ran)
+    assert len(plan_of(model).graphs) <= 3
+
+
+def test_one_capture_runs_in_parts_of_images(captures: list[Captured]) -> None:
+    model = Images()
+    ran = ran_as_eager(model, [(torch.randn(count, 3, 16, 16),) for count in (16, 14, 15, 9)], budget="60%")
+    assert len(captures) == 2
+    assert all(plan.parts for plan in ran)
+
+
+def test_number_of_parts_follows_the_size() -> None:
+    short, long = ran_as_eager(Head(), [words(count) for count in (32, 128)], budget="1.5MB")
+    ((seed, few),), ((same, many),) = short.cuts.items(), long.cuts.items()
+    assert seed == same
+    assert many.parts > 2 * few.parts
+
+
+def test_fewer_rows_than_parts_have_a_plan_of_their_own() -> None:
+    model = Images()
+    many, few = ran_as_eager(model, [(torch.randn(count, 3, 16, 16),) for count in (16, 3)], budget="25%")
+    assert max(cut.parts for cut in many.cuts.values()) > 3
+    assert all(cut.parts <= 3 for cut in few.cuts.values())
+
+
+def test_marked_sizes_have_one_capture_in_parts(captures: list[Captured]) -> None:
+    inputs = [words(count) for count in (32, 27, 36)]
+    for given in inputs:
+        for tensor in given:
+            torch._dynamo.mark_dynamic(tensor, 1)
+    assert all(plan.parts for plan in ran_as_eager(Head(), inputs, budget="60%"))
+    assert len(captures) == 1
 
 
 def test_parts_are_kept_between_runs(tmp_path: Path) -> None:
