@@ -22,9 +22,8 @@ from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
-from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, activations_of, baseline_of, share_over
+from remat_cli.core.solve import Activations, Solution, activations_of, baseline_of, share_over
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
@@ -42,6 +41,7 @@ from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
 from remat_cli.pytorch.plan.record import GraphRecord, notify
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
@@ -157,18 +157,14 @@ class ScheduleSource(ABC):
         Earlier graphs held more than necessary.
         """
 
-    def carried(
-        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
-    ) -> GraphRecord | None:
-        """Return a schedule as a plan at other sizes; None above the budget.
+    def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
+        """Return a plan at other sizes with its budget; None above the budget.
 
         Args:
-            planned: the graph's plan at its own sizes.
-            graph: the graph at the other sizes.
-            schedule: schedule of the plan, or the plain run.
-            compiled_bytes: peak of its compiled kernels there; None for eager's kernels.
+            there: the plan at these sizes, with the budget of its own sizes.
+            graph: the graph at these sizes.
         """
-        del planned, graph, schedule, compiled_bytes
+        del there, graph
         return None
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
@@ -715,19 +711,22 @@ class WithinBudget(ScheduleSource):
             self.granted = max(self.granted, planned.budget_bytes or 0)
         return planned
 
-    def carried(
-        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
-    ) -> GraphRecord | None:
-        """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
-        is_plain = schedule == plain_run(graph)
-        trace = baseline_of(graph) if is_plain else simulate(graph, schedule, link=self.link(graph))
+    def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
+        """Return a plan at other sizes with its budget; see `ScheduleSource.carried`."""
         # The smallest budget is the one that was found for the plan.
-        budget = self.request_for(graph).budget_bytes(graph) or planned.budget_bytes
+        budget = self.share_at(graph) if self.is_share else there.budget_bytes
         assert budget is not None
-        carried = GraphRecord.of(graph, schedule, trace, budget)
-        if compiled_bytes is not None:
-            carried = replace(carried, predicted_peak_bytes=compiled_bytes)
-        return None if carried.predicted_peak_bytes > budget else self.granting(carried)
+        there = replace(there, budget_bytes=budget)
+        return None if there.predicted_peak_bytes > budget else self.granting(there)
+
+    def share_at(self, graph: ResizedGraph) -> int:
+        """Return the budget at other sizes, where it is a share; see `request_for`."""
+        budget = self.request.budget
+        assert budget is not None
+        activations = graph.activations if budget.of_activations else Activations(0, 0)
+        other_bytes = max(0, activations.other_bytes - self.missed_bytes)
+        share = budget.bytes_of(graph.plain_peak_bytes - self.missed_bytes, other_bytes, activations.bytes)
+        return max(share, self.granted)
 
     def keep(self, path: Path | None, content: bytes) -> None:
         """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""

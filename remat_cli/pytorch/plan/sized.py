@@ -9,19 +9,19 @@ torch is given two graphs that stand for all of these plans (`slots`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from typing import Any
 
 from torch import fx, nn
 
-from remat_cli.core.graph import Graph, Op
+from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import baseline_of
+from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import DoesNotFit
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
@@ -31,6 +31,7 @@ from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
 from remat_cli.pytorch.plan.waiting import COMPILING, DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 
@@ -65,6 +66,20 @@ class _SizedPasses:
     overhead: float
     pass_functions: PassFunctions | None
     compiled: CompiledPasses | None = None
+
+    @cached_property
+    def has_transfers(self) -> bool:
+        """Whether the schedule moves tensors to the host."""
+        return self.schedule.has_transfers
+
+    @cached_property
+    def memory(self) -> SizedMemory:
+        """The schedule's memory at any sizes."""
+        return SizedMemory(self.planned.graph, self.schedule)
+
+
+# Graphs at some sizes, by the graphs at the sizes of their plans.
+_Graphs = dict[Graph, ResizedGraph]
 
 
 class SizedStep:
@@ -152,8 +167,8 @@ class SizedStep:
 
         None if a new plan is required.
         """
-        graphs: dict[Graph, Graph] = {}
-        for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.schedule.has_transfers)):
+        graphs: _Graphs = {}
+        for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.has_transfers)):
             passes = self._ready(passes, values, graphs)
             planned = self._at(passes, values, graphs)
             if planned is None:
@@ -166,16 +181,16 @@ class SizedStep:
             return passes, planned
         return None
 
-    def _ready(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> _SizedPasses:
+    def _ready(self, passes: _SizedPasses, values: Values, graphs: _Graphs) -> _SizedPasses:
         """Compile a plain run that has no kernels yet, if it may fit at these sizes.
 
         The graph's memory before fusion tells.
         """
         if passes.pass_functions is not None:
             return passes
-        graph = self._graph_at(passes, values, graphs)
-        least = int(baseline_of(graph).peak_bytes / _FUSED_AWAY)
-        if self._source.carried(passes.planned, graph, passes.schedule, least) is None:
+        there = self._record_at(passes, values, graphs)
+        there.predicted_peak_bytes = int(there.plain_peak_bytes / _FUSED_AWAY)
+        if self._source.carried(there, self._graph_at(passes, values, graphs)) is None:
             return passes
         assert self._kernels is not None
         graph = passes.planned.graph
@@ -186,10 +201,8 @@ class SizedStep:
         self._sized_passes[self._sized_passes.index(passes)] = ready
         return ready
 
-    def _at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
+    def _at(self, passes: _SizedPasses, values: Values, graphs: _Graphs) -> GraphRecord | None:
         """Return a plan at other sizes; None above the budget.
-
-        The judge measures the plan there, or the plan's compiled kernels tell their memory.
 
         Args:
             passes: the plan.
@@ -198,29 +211,43 @@ class SizedStep:
         """
         if passes.pass_functions is None or not self._holds_at(passes, values):
             return None
-        carried = self._carried_by(passes, values, graphs)
+        there = self._record_at(passes, values, graphs)
+        if (carried := self._source.carried(there, self._graph_at(passes, values, graphs))) is not None:
+            return carried
         budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
-        if carried is None and budget is not None and peak > budget:  # the plan of the least peak, where none fits
-            graph = self._graph_at(passes, values, graphs)
-            trace = simulate(graph, passes.schedule, link=self._source.link(graph))
-            there = GraphRecord.of(graph, passes.schedule, trace, budget)
-            there.predicted_peak_bytes = _compiled_peak(passes, graph, values) or trace.peak_bytes
-            if there.predicted_peak_bytes <= peak:
-                return there
-        return carried
+        # The plan of the least peak runs where none fits.
+        is_least = budget is not None and budget < peak
+        return there if is_least and there.predicted_peak_bytes <= peak else None
 
-    def _carried_by(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> GraphRecord | None:
-        """Return a plan at other sizes if its source finds that it fits there; see `_at`."""
-        graph = self._graph_at(passes, values, graphs)
-        peak = _compiled_peak(passes, graph, values)
-        carried = self._source.carried(passes.planned, graph, passes.schedule, peak)
-        return None if carried is None else replace(carried, kernels=passes.planned.kernels)
+    def _record_at(self, passes: _SizedPasses, values: Values, graphs: _Graphs) -> GraphRecord:
+        """Return a plan at other sizes, with the budget of its own; see `_at`.
 
-    def _graph_at(self, passes: _SizedPasses, values: Values, graphs: dict[Graph, Graph]) -> Graph:
+        Its compiled kernels tell their memory. The judge replays a plan with copies to the host: their times depend on
+        sizes.
+        """
+        graph, planned, schedule = self._graph_at(passes, values, graphs), passes.planned, passes.schedule
+        if passes.has_transfers:
+            trace = simulate(graph.graph, schedule, link=self._source.link(graph.graph))
+            there = GraphRecord.of(graph.graph, schedule, trace, planned.budget_bytes)
+        else:
+            there = GraphRecord(
+                planned_graph=graph,
+                schedule=schedule,
+                budget_bytes=planned.budget_bytes,
+                fixed_bytes=graph.fixed_bytes,
+                predicted_peak_bytes=graph.peak_bytes(passes.memory),
+                plain_peak_bytes=graph.plain_peak_bytes,
+                overhead=share_over(passes.memory.time, planned.graph.total_time),
+            )
+        if passes.compiled is not None:
+            there.predicted_peak_bytes = graph.fixed_bytes + passes.compiled.memory_at(values).peak
+        return replace(there, kernels=planned.kernels)
+
+    def _graph_at(self, passes: _SizedPasses, values: Values, graphs: _Graphs) -> ResizedGraph:
         """Return the graph of a plan at other sizes; see `_at`."""
         given = passes.planned.graph
         if given not in graphs:
-            graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, values))
+            graphs[given] = ResizedGraph(given, self._sizes.bytes_at(passes.sized, values))
         return graphs[given]
 
     def _holds_at(self, passes: _SizedPasses, values: Values) -> bool:
@@ -317,38 +344,6 @@ class SizedStep:
         return larger if self._sizes.allows(larger) else values
 
 
-def _compiled_peak(passes: _SizedPasses, graph: Graph, values: Values) -> int | None:
-    """Return the peak of a plan's compiled kernels at some sizes; None for eager's."""
-    return None if passes.compiled is None else graph.fixed_bytes + passes.compiled.memory_at(values).peak
-
-
 def _larger(size: int) -> int:
     step = min(size & -size, _LARGEST_STEP)  # the largest power of two that it is a multiple of
     return ceil(size * _ROOM / step) * step if step else size
-
-
-def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """Return a graph with tensors of other sizes.
-
-    The workspace of a kernel grows with the largest growth among the op's tensors, and never shrinks.
-
-    Args:
-        graph: the graph at its planned sizes.
-        sizes: bytes of its tensors, without tokens, which have none.
-    """
-    tensors = dict(graph.tensors)
-    for name, size in sizes.items():
-        if tensors[name].bytes != size:
-            tensors[name] = replace(tensors[name], bytes=size, shape=None)
-    grown = {
-        name: Fraction(tensor.bytes, graph.tensors[name].bytes)
-        for name, tensor in tensors.items()
-        if tensor.bytes > graph.tensors[name].bytes > 0
-    }
-    ops = tuple(_with_workspace(op, grown) if op.workspace_bytes else op for op in graph.ops)
-    return replace(graph, tensors=tensors, ops=ops)
-
-
-def _with_workspace(op: Op, grown: Mapping[str, Fraction]) -> Op:
-    growth = max((grown.get(name, Fraction(1)) for name in (*op.inputs, *op.outputs)), default=Fraction(1))
-    return replace(op, workspace_bytes=ceil(op.workspace_bytes * growth))

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from remat_cli.core.graph import Graph
-from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.core.simulate import simulate
+from remat_cli.core.schedule import plain_run
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.sized import SizedStep, resized
+from remat_cli.pytorch.plan.sized import SizedStep
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
 from remat_cli.torch import plan_of, planned
@@ -28,10 +27,8 @@ class AgainAtAllSizes(Again):
 
     takes_sizes = True
 
-    def carried(
-        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
-    ) -> GraphRecord | None:
-        return None if schedule == plain_run(graph) else GraphRecord.of(graph, schedule, simulate(graph, schedule))
+    def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
+        return None if there.schedule == plain_run(graph.graph) else there
 
 
 class Enlarged(nn.Sequential):
