@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_cli.config import GraphOptions, Request
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Schedule, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import activations_of, baseline_of
 from remat_cli.errors import GraphError
+from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
+from remat_cli.units import parse_budget
 from tests.graphs import chain, compute_sequences, in_place, small_graphs, training_graphs
 from tests.property.test_links import moving
 
@@ -67,6 +70,14 @@ def test_plain_run_at_other_sizes_is_that_of_the_other_graph(data: st.DataObject
     _, there = data.draw(resizing(data.draw(GRAPHS.map(with_places) | GRAPHS)))
     assert there.plain_peak_bytes == baseline_of(there.graph).peak_bytes
     assert there.activations == activations_of(there.graph)
+
+
+@given(st.data(), st.sampled_from(["60%", "60% of activations"]), st.integers(0, 5))
+def test_share_at_other_sizes_is_that_of_the_other_graph(data: st.DataObject, budget: str, missed: int) -> None:
+    graph = replace(data.draw(GRAPHS), resident_bytes=10)
+    _, there = data.draw(resizing(graph))
+    source = WithinBudget(Request(parse_budget(budget)), GraphOptions(), missed_bytes=missed)
+    assert source.share_at(there) == source.request_for(there.graph).budget_bytes(there.graph)
 
 
 def test_op_in_place_counts_the_larger_of_input_and_output() -> None:

@@ -1,8 +1,8 @@
 """One captured graph for calls of many sizes, run by few plans.
 
-A plan for some sizes is carried over to others of the same ops if it fits there by the judge. If not, or if it would
-cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the largest
-sizes of earlier calls: torch sees several sizes before it captures them as symbols.
+A plan for some sizes is carried over to others of the same ops if it fits there (`sized_memory`). If not, or if it
+would cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the
+largest sizes of earlier calls: torch sees several sizes before it captures them as symbols.
 
 torch is given two graphs that stand for all of these plans (`slots`).
 """
