@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture.formulas import Formula, formula, number, substitution
 from remat_cli.pytorch.capture.joint import Joint, rewritten
 from remat_cli.pytorch.capture.joint_capture import SIZE, Captured, Primal, primals_of
 from remat_cli.pytorch.capture.ops import tensors_of
@@ -63,6 +64,11 @@ class SizedJoint:
         for node in self.captured.module.graph.nodes:
             copies[node] = node.meta["val"] if SIZE in node.meta else _copied(graph, node, copies)
         return replace(self.captured, module=fx.GraphModule(self.captured.module, graph))
+
+    @cached_property
+    def formula(self) -> Formula:
+        """The formula for `bytes`, in their order."""
+        return formula(tuple(self.bytes.values()), self.of.symbols)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +142,7 @@ class Sizes:
 
     def input_shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a call's inputs at these sizes, by name."""
-        at = self._at(values)
-        return input_shapes(self.captured, lambda size: int(_number(_expression(size), at)))
+        return {name: tuple(map(int, shape(values))) for name, shape in self._input_shapes.items()}
 
     def values_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Values | None:
         """Return the value of each symbol where inputs have these shapes, by name; None where they do not tell."""
@@ -149,10 +154,9 @@ class Sizes:
                 found.update(zip(map(_expression, value.shape), shape, strict=True))
         return tuple(found[symbol] for symbol in self.symbols) if found.keys() >= set(self.symbols) else None
 
-    def numbers(self, values: Values) -> list[int | float]:
+    def numbers(self, values: Values) -> tuple[int | float, ...]:
         """Return the value of each size node at these sizes."""
-        at = self._at(values)
-        return [_number(expression, at) for expression in self.expressions]
+        return self._numbers(values)
 
     def bytes_at(self, sized: SizedJoint, values: Values) -> dict[str, int]:
         """Return the bytes of the step's memory, by name, at these sizes.
@@ -161,23 +165,18 @@ class Sizes:
             sized: the graph at any sizes, which names its memory.
             values: values of the symbols.
         """
-        at = self._at(values)
-        known: dict[Any, int] = {}
-        for size in sized.bytes.values():
-            if size not in known:
-                known[size] = int(_number(size, at))
-        return {name: known[size] for name, size in sized.bytes.items()}
+        return dict(zip(sized.bytes, map(int, sized.formula(values)), strict=True))
 
     def allows(self, values: Values) -> bool:
         """Tell whether torch would run the graph at these sizes, as far as its guards say."""
-        at = self._at(values)
+        at = substitution(self.symbols, values)
         ranges = (self.environment.var_to_range[symbol] for symbol in self.symbols)
         within = all(bounds.lower <= value <= bounds.upper for bounds, value in zip(ranges, values, strict=True))
         return within and all(guard.expr.xreplace(at) != sympy.false for guard in self.environment.guards)
 
     def at(self, values: Values) -> SizedJoint:
         """Return the graph as if it had been captured at these sizes."""
-        fixed = _Fixed(self.captured, self._at(values))
+        fixed = _Fixed(self.captured, substitution(self.symbols, values))
         captured = fixed.captured()
         joint = Joint.of(captured)
         return SizedJoint(
@@ -185,18 +184,25 @@ class Sizes:
             {storage.name: fixed.bytes[key] if storage.bytes else 0 for key, storage in joint.storages.items()},
         )  # fmt: skip
 
+    @cached_property
+    def _numbers(self) -> Formula:
+        return formula(self.expressions, self.symbols)
+
+    @cached_property
+    def _input_shapes(self) -> Mapping[str, Formula]:
+        """A formula for the shape of each input, by its name."""
+        shapes = input_shapes(self.captured, _expression)
+        return {name: formula(shape, self.symbols) for name, shape in shapes.items()}
+
     def without_data(self, value: Any, values: Values) -> Any:
         """Return a symbolic value at these sizes: a number, or a tensor on the device "meta"."""
         if is_object(value):
             return value
-        at = self._at(values)
+        at = substitution(self.symbols, values)
         if not isinstance(value, torch.Tensor):
-            return _number(_expression(value), at)
-        shape, strides = ([int(_number(_expression(size), at)) for size in of] for of in (value.shape, value.stride()))
+            return number(_expression(value), at)
+        shape, strides = ([int(number(_expression(size), at)) for size in of] for of in (value.shape, value.stride()))
         return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-
-    def _at(self, values: Values) -> dict[sympy.Symbol, Any]:
-        return {symbol: sympy.sympify(value) for symbol, value in zip(self.symbols, values, strict=True)}
 
 
 def put_symbols_back(module: fx.GraphModule) -> None:
@@ -332,7 +338,7 @@ class _Fixed:
         if isinstance(value, _SYMBOLIC):
             expression = value.node.expr
             if expression not in self._known:
-                self._known[expression] = _number(expression, self.at)
+                self._known[expression] = number(expression, self.at)
             return self._known[expression]
         return self.tensor(value) if isinstance(value, torch.Tensor) else value
 
@@ -357,7 +363,7 @@ class _Fixed:
         key = storage_key(tensor)
         if key not in self._storages:
             size = self._storage_bytes(tensor)
-            memory = torch.empty(int(_number(size, self.at)), dtype=torch.uint8, device="meta")
+            memory = torch.empty(int(number(size, self.at)), dtype=torch.uint8, device="meta")
             self._storages[key] = memory.untyped_storage()
             self.bytes[storage_key(memory)] = size
         shape, strides = tuple(map(self.value, tensor.shape)), tuple(map(self.value, tensor.stride()))
@@ -374,22 +380,3 @@ def _extent(tensor: torch.Tensor) -> Any:
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return (_expression(tensor.storage_offset()) + 1 + sum(steps)) * tensor.element_size()
-
-
-def _number(expression: Any, at: Mapping[sympy.Symbol, Any]) -> int | float:
-    """Return the value of an expression.
-
-    Raises:
-        GraphError: the value depends on more than the sizes of inputs.
-    """
-    if isinstance(expression, int | float):
-        return expression
-    value = expression.xreplace(at)
-    if getattr(value, "free_symbols", None):
-        raise GraphError(
-            f"a size in the step depends on data: {expression}",
-            hint="a plan needs sizes that are known before: use a mask or torch.where, or do this outside the step",
-        )
-    if value in (sympy.true, sympy.false):
-        return bool(value)
-    return int(value) if value.is_integer else float(value)

@@ -22,9 +22,8 @@ from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
-from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, activations_of, baseline_of
+from remat_cli.core.solve import Activations, Solution, activations_of, baseline_of
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, ScheduleFileError, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
@@ -42,6 +41,7 @@ from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
 from remat_cli.pytorch.plan.record import GraphRecord, notify
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
@@ -109,13 +109,12 @@ class ScheduleSource(ABC):
         return joint, captured
 
     def in_parts_of(
-        self, planned: GraphRecord, whole: Graph, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+        self, planned: GraphRecord, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> tuple[Joint, Graph]:
         """Return the step at other sizes, in the parts of a plan, with its graph.
 
         Args:
             planned: the plan at its own sizes.
-            whole: the graph without parts at the other sizes.
             joint: the step without parts at the other sizes.
             captured: the same graph as given by torch.
             modules: modules with their parameters in memory, used or not.
@@ -172,18 +171,14 @@ class ScheduleSource(ABC):
         Earlier graphs held more than necessary.
         """
 
-    def carried(
-        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
-    ) -> GraphRecord | None:
-        """Return a schedule as a plan at other sizes; None above the budget.
+    def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
+        """Return a plan at other sizes with its budget; None above the budget.
 
         Args:
-            planned: the graph's plan at its own sizes.
-            graph: the graph at the other sizes.
-            schedule: schedule of the plan, or the plain run.
-            compiled_bytes: peak of its compiled kernels there; None for eager's kernels.
+            there: the plan at these sizes, with the budget of its own sizes.
+            graph: the graph at these sizes.
         """
-        del planned, graph, schedule, compiled_bytes
+        del there, graph
         return None
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:
@@ -274,7 +269,7 @@ class FromFile(ScheduleSource):
         trace = simulate(graph, self.file.schedule, link=link)
         planned = GraphRecord.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
-        return replace(planned, overhead=self.file.overhead or 0.0, parts=cuts_in_words(self.file.cuts))
+        return replace(planned, overhead=self.file.overhead or 0.0, cuts=self.file.cuts)
 
 
 def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> None:
@@ -395,7 +390,8 @@ class WithinBudget(ScheduleSource):
         if not self.splits:
             return joint, captured
         whole = self.prepared(joint, captured, modules)
-        self.grant(whole.graph)
+        if self.is_share:  # of the step without parts
+            self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
         cuts = self.best_cuts(whole, joint, captured, modules)
         if not cuts:
             return joint, captured
@@ -404,17 +400,11 @@ class WithinBudget(ScheduleSource):
         return split_joint, split_captured
 
     def in_parts_of(
-        self, planned: GraphRecord, whole: Graph, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
+        self, planned: GraphRecord, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> tuple[Joint, Graph]:
         """Return the step at other sizes, in the parts of a plan; see `ScheduleSource.in_parts_of`."""
-        self.grant(whole)
         joint, captured = step_in_parts(joint, captured, planned.cuts)
         return joint, self.prepared(joint, captured, modules).graph
-
-    def grant(self, whole: Graph) -> None:
-        """Let plans in parts use the share of the step without parts."""
-        if self.is_share:
-            self.granted = max(self.granted, self.request_for(whole).budget_bytes(whole) or 0)
 
     def best_cuts(
         self, whole: Prepared, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -749,19 +739,22 @@ class WithinBudget(ScheduleSource):
             self.granted = max(self.granted, planned.budget_bytes or 0)
         return planned
 
-    def carried(
-        self, planned: GraphRecord, graph: Graph, schedule: Schedule, compiled_bytes: int | None = None
-    ) -> GraphRecord | None:
-        """Return a schedule as a plan for the graph at other sizes; see `ScheduleSource.carried`."""
-        is_plain = schedule == plain_run(graph)
-        trace = baseline_of(graph) if is_plain else simulate(graph, schedule, link=self.link(graph))
+    def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
+        """Return a plan at other sizes with its budget; see `ScheduleSource.carried`."""
         # The smallest budget is the one that was found for the plan.
-        budget = self.request_for(graph).budget_bytes(graph) or planned.budget_bytes
+        budget = self.share_at(graph) if self.is_share else there.budget_bytes
         assert budget is not None
-        carried = GraphRecord.of(graph, schedule, trace, budget)
-        if compiled_bytes is not None:
-            carried = replace(carried, predicted_peak_bytes=compiled_bytes)
-        return None if carried.predicted_peak_bytes > budget else self.granting(carried)
+        there = replace(there, budget_bytes=budget)
+        return None if there.predicted_peak_bytes > budget else self.granting(there)
+
+    def share_at(self, graph: ResizedGraph) -> int:
+        """Return the budget at other sizes, where it is a share; see `request_for`."""
+        budget = self.request.budget
+        assert budget is not None
+        activations = graph.activations if budget.of_activations else Activations(0, 0)
+        other_bytes = max(0, activations.other_bytes - self.missed_bytes)
+        share = budget.bytes_of(graph.plain_peak_bytes - self.missed_bytes, other_bytes, activations.bytes)
+        return max(share, self.granted)
 
     def keep(self, path: Path | None, content: bytes) -> None:
         """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""

@@ -19,6 +19,7 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import write_file
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph
 from remat_cli.splitting import Split, cuts_in_words
 from remat_cli.units import format_bytes, format_count, format_time, more_time
 
@@ -32,7 +33,7 @@ class GraphRecord:
     """The plan of a captured graph, with figures of its runs.
 
     Attributes:
-        graph: the planned graph.
+        planned_graph: the planned graph; at other sizes it is built at need.
         schedule: the schedule.
         budget_bytes: budget for total device memory; None for a schedule from a file.
         fixed_bytes: always in memory: parameters, buffers, inputs, optimizer state.
@@ -41,14 +42,14 @@ class GraphRecord:
         overhead: more time than the plain run takes, as a share of it.
         inputs: shapes of the tensors that the call is given, by name.
         calls: how often it ran.
-        carried: the same plan at other sizes, as the judge finds it there.
+        carried: the same plan at other sizes, with its memory there.
         measured_peak_bytes: of each of the first steps that was measured, in the terms of the predicted peak.
         kernels: what was compiled for it; empty where eager's kernels run.
         cuts: regions in parts, by the name of an op.
         whole: the graph without parts; None where no region is in parts.
     """
 
-    graph: Graph
+    planned_graph: Graph | ResizedGraph
     schedule: Schedule
     budget_bytes: int | None
     fixed_bytes: int
@@ -61,7 +62,7 @@ class GraphRecord:
     measured_peak_bytes: list[int] = field(default_factory=list)
     kernels: str = ""
     cuts: Mapping[str, Split] = field(default_factory=dict)
-    whole: Graph | None = None
+    whole: Graph | ResizedGraph | None = None
 
     @property
     def parts(self) -> str:
@@ -95,7 +96,7 @@ class GraphRecord:
         trace = trace or simulate(graph, schedule)
         plain = baseline_of(graph)
         return cls(
-            graph=graph,
+            planned_graph=graph,
             schedule=schedule,
             budget_bytes=budget_bytes,
             fixed_bytes=graph.fixed_bytes,
@@ -103,6 +104,11 @@ class GraphRecord:
             plain_peak_bytes=plain.peak_bytes,
             overhead=share_over(trace.time, plain.time),
         )
+
+    @property
+    def graph(self) -> Graph:
+        """The planned graph."""
+        return self.planned_graph.graph if isinstance(self.planned_graph, ResizedGraph) else self.planned_graph
 
     def __str__(self) -> str:
         """Return one line for a report or a log."""

@@ -45,7 +45,7 @@ from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.rehearsal import RegionCall
-from remat_cli.pytorch.plan.sized import resized
+from remat_cli.pytorch.plan.sized_memory import resized
 from remat_cli.pytorch.plan.sized_region import RegionHooks, SizedRegion, SizedSchedule, watch_runs
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable import pytree

@@ -1,8 +1,8 @@
 """One captured graph for calls of many sizes, run by few plans.
 
-A plan for some sizes is carried over to others of the same ops if it fits there by the judge. If not, or if it would
-cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the largest
-sizes of earlier calls: torch sees several sizes before it captures them as symbols.
+A plan for some sizes is carried over to others of the same ops if it fits there (`sized_memory`). If not, or if it
+would cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the
+largest sizes of earlier calls: torch sees several sizes before it captures them as symbols.
 
 A plan in parts is written again at each size, from the same capture, as bounds of parts are numbers. Its cuts and its
 schedule are carried over, if they hold.
@@ -12,19 +12,19 @@ torch is given two graphs that stand for all of these plans (`slots`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from typing import Any
 
 from torch import fx, nn
 
-from remat_cli.core.graph import Graph, Op
+from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import baseline_of
+from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
@@ -34,6 +34,7 @@ from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
+from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
 from remat_cli.pytorch.plan.waiting import COMPILING, DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 
@@ -70,6 +71,16 @@ class _SizedPasses:
     pass_functions: PassFunctions | None
     compiled: CompiledPasses | None = None
 
+    @cached_property
+    def has_transfers(self) -> bool:
+        """Whether the schedule moves tensors to the host."""
+        return self.schedule.has_transfers
+
+    @cached_property
+    def memory(self) -> SizedMemory:
+        """The schedule's memory at any sizes."""
+        return SizedMemory(self.planned.graph, self.schedule)
+
 
 @dataclass(frozen=True, eq=False)
 class _Here:
@@ -77,13 +88,13 @@ class _Here:
 
     Attributes:
         values: the sizes.
-        graphs: graphs at these sizes by the graph at a plan's sizes.
-        joints: steps in parts by the graph at a plan's sizes.
+        graphs: graphs without parts at these sizes, by the graph at a plan's sizes.
+        in_parts: steps in parts, with their graphs, by the graph at a plan's sizes.
     """
 
     values: Values
-    graphs: dict[Graph, Graph] = field(default_factory=dict)
-    joints: dict[Graph, Joint] = field(default_factory=dict)
+    graphs: dict[Graph, ResizedGraph] = field(default_factory=dict)
+    in_parts: dict[Graph, tuple[Joint, Graph]] = field(default_factory=dict)
 
 
 class SizedStep:
@@ -173,7 +184,7 @@ class SizedStep:
         None if a new plan is required.
         """
         here = _Here(values)
-        for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.schedule.has_transfers)):
+        for passes in sorted(self._sized_passes, key=lambda passes: (passes.overhead, passes.has_transfers)):
             passes = self._ready(passes, here)
             planned = self._at(passes, here)
             if planned is None:
@@ -195,9 +206,9 @@ class SizedStep:
         """
         if passes.pass_functions is not None or passes.planned.cuts:
             return passes
-        graph = self._graph_at(passes, here)
-        least = int(baseline_of(graph).peak_bytes / _FUSED_AWAY)
-        if self._source.carried(passes.planned, graph, passes.schedule, least) is None:
+        there = self._record_at(passes, here)
+        there.predicted_peak_bytes = int(there.plain_peak_bytes / _FUSED_AWAY)
+        if self._source.carried(there, self._graph_at(passes, here)) is None:
             return passes
         assert self._kernels is not None
         graph = passes.planned.graph
@@ -211,64 +222,94 @@ class SizedStep:
     def _at(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
         """Return a plan at other sizes; None above the budget.
 
-        The judge measures the plan there, or the plan's compiled kernels tell their memory.
-
         Args:
             passes: the plan.
             here: the sizes.
         """
         if passes.planned.cuts:
             with suppress(UsageError, InvalidSchedule):  # fewer rows than parts, or other ops
-                return self._in_parts_at(passes, here)
+                return self._carried_by(passes, self._record_in_parts(passes, here), here)
             return None
         if passes.pass_functions is None or not self._holds_at(passes, here.values):
             return None
-        return self._carried_by(passes, here)
+        return self._carried_by(passes, self._record_at(passes, here), here)
 
-    def _in_parts_at(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
-        """Return a plan in parts at other sizes; see `_at`.
+    def _carried_by(self, passes: _SizedPasses, there: GraphRecord, here: _Here) -> GraphRecord | None:
+        """Return a plan at other sizes, if it fits there or is the one of the least peak.
 
-        Its overhead stays that of the plan.
+        Args:
+            passes: the plan.
+            there: the plan at the other sizes, with the budget of its own.
+            here: the other sizes.
         """
-        planned = passes.planned
-        whole = self._graph_at(replace(passes, planned=_without_parts(planned)), here)
-        if planned.graph not in here.graphs:
+        if (carried := self._source.carried(there, self._graph_at(passes, here))) is not None:
+            return carried
+        budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
+        # The plan of the least peak runs where none fits.
+        is_least = budget is not None and budget < peak
+        return there if is_least and there.predicted_peak_bytes <= peak else None
+
+    def _record_at(self, passes: _SizedPasses, here: _Here) -> GraphRecord:
+        """Return a plan at other sizes, with the budget of its own; see `_at`.
+
+        Its compiled kernels tell their memory. The judge replays a plan with copies to the host: their times depend on
+        sizes.
+        """
+        graph, planned, schedule = self._graph_at(passes, here), passes.planned, passes.schedule
+        if passes.has_transfers:
+            trace = simulate(graph.graph, schedule, link=self._source.link(graph.graph))
+            there = GraphRecord.of(graph.graph, schedule, trace, planned.budget_bytes)
+        else:
+            there = GraphRecord(
+                planned_graph=graph,
+                schedule=schedule,
+                budget_bytes=planned.budget_bytes,
+                fixed_bytes=graph.fixed_bytes,
+                predicted_peak_bytes=graph.peak_bytes(passes.memory),
+                plain_peak_bytes=graph.plain_peak_bytes,
+                overhead=share_over(passes.memory.time, planned.graph.total_time),
+            )
+        if passes.compiled is not None:
+            there.predicted_peak_bytes = graph.fixed_bytes + passes.compiled.memory_at(here.values).peak
+        return replace(there, kernels=planned.kernels)
+
+    def _record_in_parts(self, passes: _SizedPasses, here: _Here) -> GraphRecord:
+        """Return a plan in parts at other sizes, with the budget of its own; see `_at`.
+
+        The judge replays it on the graph that is written there. Its overhead stays that of the plan.
+
+        Raises:
+            UsageError: there are fewer rows than parts.
+            InvalidSchedule: the graph has other ops there.
+        """
+        planned, whole = passes.planned, self._graph_at(passes, here)
+        if planned.graph not in here.in_parts:
             sized = self._sizes.at(here.values)
-            given = (sized.joint.releasing(passes.sized.joint.released), sized.in_numbers, self._modules)
-            joint, graph = self._source.in_parts_of(planned, whole, *given)
-            here.joints[planned.graph], here.graphs[planned.graph] = joint, graph
-        carried = self._carried_by(passes, here)
-        if carried is None:
-            return None
-        return replace(carried.in_parts(planned.cuts, whole), overhead=planned.overhead)
+            joint = sized.joint.releasing(passes.sized.joint.released)
+            here.in_parts[planned.graph] = self._source.in_parts_of(planned, joint, sized.in_numbers, self._modules)
+        _, graph = here.in_parts[planned.graph]
+        trace = simulate(graph, passes.schedule, link=self._source.link(graph))
+        there = GraphRecord.of(graph, passes.schedule, trace, planned.budget_bytes)
+        return replace(
+            there,
+            plain_peak_bytes=whole.plain_peak_bytes,
+            overhead=planned.overhead,
+            cuts=planned.cuts,
+            whole=whole,
+        )
 
     def _written(self, passes: _SizedPasses, here: _Here) -> _SizedPasses:
         """Return a plan with functions that run it at other sizes."""
-        if passes.planned.graph not in here.joints:
+        if passes.planned.graph not in here.in_parts:
             return passes
-        functions = pass_functions(here.joints[passes.planned.graph], passes.schedule)
-        return replace(passes, pass_functions=functions)
+        joint, _ = here.in_parts[passes.planned.graph]
+        return replace(passes, pass_functions=pass_functions(joint, passes.schedule))
 
-    def _carried_by(self, passes: _SizedPasses, here: _Here) -> GraphRecord | None:
-        """Return a plan at other sizes, if it fits there or is the one of the least peak; see `_at`."""
-        graph = self._graph_at(passes, here)
-        compiled_peak = _compiled_peak(passes, graph, here.values)
-        carried = self._source.carried(passes.planned, graph, passes.schedule, compiled_peak)
-        if carried is not None:
-            return replace(carried, kernels=passes.planned.kernels)
-        budget, peak = passes.planned.budget_bytes, passes.planned.predicted_peak_bytes
-        if budget is None or peak <= budget:
-            return None
-        trace = simulate(graph, passes.schedule, link=self._source.link(graph))
-        there = GraphRecord.of(graph, passes.schedule, trace, budget)
-        there.predicted_peak_bytes = compiled_peak or trace.peak_bytes
-        return there if there.predicted_peak_bytes <= peak else None
-
-    def _graph_at(self, passes: _SizedPasses, here: _Here) -> Graph:
-        """Return the graph of a plan at other sizes; see `_at`."""
-        given = passes.planned.graph
+    def _graph_at(self, passes: _SizedPasses, here: _Here) -> ResizedGraph:
+        """Return the graph of a plan at other sizes, without parts; see `_at`."""
+        given = _without_parts(passes.planned).graph
         if given not in here.graphs:
-            here.graphs[given] = resized(given, self._sizes.bytes_at(passes.sized, here.values))
+            here.graphs[given] = ResizedGraph(given, self._sizes.bytes_at(passes.sized, here.values))
         return here.graphs[given]
 
     def _holds_at(self, passes: _SizedPasses, values: Values) -> bool:
@@ -326,7 +367,9 @@ class SizedStep:
         (joint, compiled), planned = found
         sized = replace(sized, joint=sized.joint.releasing(joint.released))
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
-        here = _Here(values, joints={planned.graph: joint} if planned.cuts and asked == values else {})
+        here = _Here(
+            values, in_parts={planned.graph: (joint, planned.graph)} if planned.cuts and asked == values else {}
+        )
         functions = _functions(joint, planned, compiled)
         passes = _SizedPasses(planned, sized, planned.schedule, planned.overhead, functions, compiled)
         at_values = planned if asked == values else self._at(passes, here)
@@ -379,41 +422,9 @@ def _functions(joint: Joint, planned: GraphRecord, compiled: CompiledPasses | No
 
 def _without_parts(planned: GraphRecord) -> GraphRecord:
     """Return a plan with the graph without parts; both note the same sizes that it is carried over to."""
-    return planned if planned.whole is None else replace(planned, graph=planned.whole, cuts={}, whole=None)
-
-
-def _compiled_peak(passes: _SizedPasses, graph: Graph, values: Values) -> int | None:
-    """Return the peak of a plan's compiled kernels at some sizes; None for eager's."""
-    return None if passes.compiled is None else graph.fixed_bytes + passes.compiled.memory_at(values).peak
+    return planned if planned.whole is None else replace(planned, planned_graph=planned.whole, cuts={}, whole=None)
 
 
 def _larger(size: int) -> int:
     step = min(size & -size, _LARGEST_STEP)  # the largest power of two that it is a multiple of
     return ceil(size * _ROOM / step) * step if step else size
-
-
-def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """Return a graph with tensors of other sizes.
-
-    The workspace of a kernel grows with the largest growth among the op's tensors, and never shrinks.
-
-    Args:
-        graph: the graph at its planned sizes.
-        sizes: bytes of its tensors, without tokens, which have none.
-    """
-    tensors = dict(graph.tensors)
-    for name, size in sizes.items():
-        if tensors[name].bytes != size:
-            tensors[name] = replace(tensors[name], bytes=size, shape=None)
-    grown = {
-        name: Fraction(tensor.bytes, graph.tensors[name].bytes)
-        for name, tensor in tensors.items()
-        if tensor.bytes > graph.tensors[name].bytes > 0
-    }
-    ops = tuple(_with_workspace(op, grown) if op.workspace_bytes else op for op in graph.ops)
-    return replace(graph, tensors=tensors, ops=ops)
-
-
-def _with_workspace(op: Op, grown: Mapping[str, Fraction]) -> Op:
-    growth = max((grown.get(name, Fraction(1)) for name in (*op.inputs, *op.outputs)), default=Fraction(1))
-    return replace(op, workspace_bytes=ceil(op.workspace_bytes * growth))
