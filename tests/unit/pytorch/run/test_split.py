@@ -126,7 +126,7 @@ def test_a_refusal_tells_what_split_would_do() -> None:
 
 def test_equal_layers_are_split_together() -> None:
     """One of them in parts leaves the others in the way."""
-    model = planned(EqualLayers(), budget="30%", split=True, options=QUICK)
+    model = planned(EqualLayers(), budget="40%", split=True, options=QUICK)
     steps(model, torch.randn(256, 8), count=1)
     (plan,) = plan_of(model).graphs
     assert "and 2 others in" in plan.parts
