@@ -62,9 +62,14 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
 
 
 def _allow_in_place(node: fx.Node) -> None:
-    """Let an op write its result over its first operand, if that is laid out as the result and no view."""
+    """Let an op write its result over its first operand, if that is laid out as the result and no view.
+
+    Both must be of one pass: saved tensors stay as they are, since the backward pass may run again.
+    """
     operand, result = node.args[0], node.meta["val"]
     if not isinstance(operand, fx.Node) or operand.op != "call_function" or is_view(operand):
+        return
+    if is_backward(operand) != is_backward(node):
         return
     given = operand.meta["val"]
     if given.dtype is result.dtype and given.shape == result.shape and given.stride() == result.stride():
