@@ -106,6 +106,11 @@ class PlannedCall:
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
 
+    @property
+    def is_decomposed(self) -> bool:
+        """Whether the step is captured as inductor decomposes it; regions in parts are found among eager's ops."""
+        return self.fused and not self.source.splits
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
 
@@ -261,7 +266,7 @@ class PlannedCall:
                 self.divide,
                 gradients=self.gradients,
                 takes_sizes=self._takes_sizes,
-                fused=self.fused,
+                fused=self.is_decomposed,
                 capture_context=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]

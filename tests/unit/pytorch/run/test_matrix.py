@@ -76,6 +76,7 @@ ALONE = rows("""
     whole  eager    split     one changing budget
     whole  eager    split     one fixed    file
     whole  compiled offload   one fixed    budget
+    whole  compiled split     one fixed    budget
     whole  compiled recompute one fixed    file
     blocks eager    offload   one changing budget
     blocks compiled recompute one changing budget
@@ -137,12 +138,6 @@ REFUSED = {
         "DTensors",
         "a plan of the whole is that of one rank, and what ranks exchange must come in one order on all",
     ),
-    "compiled kernels in parts": refusal(
-        "whole compiled split one fixed budget",
-        "compiled+split",
-        "fused kernels do not go with split",
-        "inductor lays out memory by itself, and writes no slices in place",
-    ),
     "a file at other sizes": refusal(
         "whole eager recompute one changing file",
         "changing+file",
@@ -202,13 +197,14 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
     """Plan a model as the row says."""
     chosen = {**options(row), "optimizer": "momentum", "options": {"time_limit": 0.5}}
     if row.source == "budget":
-        return planned(model, budget="65%" if is_cut(row) else "80%", **chosen)
+        share = {"offload": "65%", "split": "50%"}[row.moves] if is_cut(row) else "80%"
+        return planned(model, budget=share, **chosen)
     return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled")
 
 
 def is_cut(row: Row) -> bool:
-    """Whether passes are compiled in pieces: then one block and a tight budget make tensors move soon."""
-    return (row.extent, row.kernels, row.moves) == ("whole", "compiled", "offload")
+    """Whether passes are compiled in pieces: one block and a tight budget then move tensors, or split, soon."""
+    return (row.extent, row.kernels) == ("whole", "compiled") and row.moves != "recompute"
 
 
 def file_of(row: Row, files: Path) -> Path:
