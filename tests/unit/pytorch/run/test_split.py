@@ -151,13 +151,6 @@ def test_without_need_nothing_is_split() -> None:
     assert not plan_of(model).graphs[0].parts
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schedule": "plan.json", "budget": None}, "a schedule from a file says itself"),
-        ({"split": 2}, "split is 2"),
-    ],
-)
-def test_what_does_not_go_with_split_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        planned(Images(), budget="60%", **{"split": True, **options})  # type: ignore[arg-type]
+def test_split_is_true_or_false() -> None:
+    with pytest.raises(UsageError, match="split is 2"):
+        planned(Images(), budget="60%", split=2)  # type: ignore[arg-type]
