@@ -23,6 +23,8 @@ _ONCE = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor", "fsdp")
 
 # Marks a node that may write its result into the memory of its first operand.
 IN_PLACE = "remat in place"
+# Says of a node which part of a region it runs.
+PART = "remat part"
 
 
 def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:

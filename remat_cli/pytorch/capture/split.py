@@ -20,7 +20,7 @@ from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import IN_PLACE, is_item, is_view, tensors_of, value_of
+from remat_cli.pytorch.capture.ops import IN_PLACE, PART, is_item, is_view, tensors_of, value_of
 from remat_cli.pytorch.capture.rows_first import rows_first
 from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
@@ -65,12 +65,12 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
 def _allow_in_place(node: fx.Node) -> None:
     """Let an op write its result over its first operand, if that is laid out as the result and no view.
 
-    What the forward pass hands over stays as it is, since the backward pass may run again.
+    Both must be of one pass: saved tensors stay as they are, since the backward pass may run again.
     """
     operand, result = node.args[0], node.meta["val"]
     if not isinstance(operand, fx.Node) or operand.op != "call_function" or is_view(operand):
         return
-    if is_backward(node) and not is_backward(operand):
+    if is_backward(operand) != is_backward(node):
         return
     given = operand.meta["val"]
     if given.dtype is result.dtype and given.shape == result.shape and given.stride() == result.stride():
@@ -261,7 +261,7 @@ class _Writer:
         name: str,
         *,
         forward: bool | None = None,
-        number: int = 0,
+        number: int | None = None,
     ) -> fx.Node:
         """Add an op that stands where `like` stood.
 
@@ -272,16 +272,20 @@ class _Writer:
             like: says where it comes from.
             name: name of the op.
             forward: the pass that it belongs to; None: that of `like`, or the forward pass where all is made at once.
-            number: number of the part.
+            number: number of the part; None for an op of no part.
         """
         node = self.new.create_node("call_function", target, args, kwargs, name=name)
-        node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta", IN_PLACE)}
+        left_out = ("val", "tensor_meta", IN_PLACE, PART)
+        node.meta = {key: value for key, value in like.meta.items() if key not in left_out}
         if "seq_nr" in node.meta:
-            node.meta["seq_nr"] = (node.meta["seq_nr"], number)
+            node.meta["seq_nr"] = (node.meta["seq_nr"], number or 0)
+        if number is not None:
+            node.meta[PART] = number
         if forward is None:
             forward = not is_backward(like) or self.factor is not None
         node.meta["partitioner_tag"] = "is_forward" if forward else "is_backward"
-        kind = str((target, map_arg((args, kwargs), _layout)))
+        places = {source: place for place, source in enumerate(node.all_input_nodes)}
+        kind = str((target, map_arg((args, kwargs), lambda source: (places[source], _layout(source)))))
         if kind in self.known:
             node.meta["val"] = _value_as(self.known[kind], node)
         else:
@@ -362,7 +366,8 @@ class _Writer:
         made = self.op(node.target, args, kwargs, node, f"{node.name}_part{number}", number=number)
         local[node] = made
         for item in _items(node):
-            local[item] = self.op(item.target, (made, item.args[1]), {}, item, f"{item.name}_part{number}")
+            name = f"{item.name}_part{number}"
+            local[item] = self.op(item.target, (made, item.args[1]), {}, item, name, number=number)
         for value in _results(node):
             if value in leaving:
                 whole[value] = self.joined(value, local[value], number, span, whole)
@@ -408,7 +413,9 @@ class _Writer:
         if key not in self.slices:
             place = (part.dim, span[0] * part.unit, span[1] * part.unit)
             name = f"{source.name}_slice{number}"
-            self.slices[key] = self.op(_aten.slice.Tensor, (whole, *place), {}, source, name, forward=early)
+            self.slices[key] = self.op(
+                _aten.slice.Tensor, (whole, *place), {}, source, name, forward=early, number=number
+            )
         return self.slices[key]
 
     def is_sum(self, value: fx.Node) -> bool:

@@ -131,15 +131,13 @@ class ScheduleSource(ABC):
         del joint, captured, modules
         return refusal
 
-    def planned_within(
-        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> GraphRecord:
-        """Return the result of `planned` for another budget.
+    def within(self, budget_bytes: int) -> ScheduleSource:
+        """Return a source of plans within another budget.
 
         A source without a budget ignores it.
         """
         del budget_bytes
-        return self.planned(joint, captured, modules)
+        return self
 
     def least(self) -> ScheduleSource | None:
         """Return a source of plans of the least peak found.
@@ -523,19 +521,14 @@ class WithinBudget(ScheduleSource):
             return DoesNotFit(refusal.message, hint=f"{words}; or {refusal.hint}")
         return DoesNotFit(refusal.message, hint=f"{refusal.hint}; {words}")
 
-    def planned_within(
-        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> GraphRecord:
-        """Return the plan for this graph within another budget, in bytes.
+    def within(self, budget_bytes: int) -> ScheduleSource:
+        """Return a source of plans within another budget, in bytes.
 
         Measurements are shared.
-
-        Raises:
-            DoesNotFit: no plan fits.
         """
         source = replace(self, request=self.request.at(budget_bytes))
         source.waiting = self.waiting
-        return source.planned(joint, captured, modules)
+        return source
 
     def least(self) -> ScheduleSource | None:
         """Return a source of plans of the least peak found.

@@ -32,7 +32,7 @@ from remat_cli.pytorch.memory.measure import workspace_of
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.waiting import COMPILING
-from remat_cli.pytorch.programs.pieces import CompiledPieces
+from remat_cli.pytorch.programs.pieces import CompiledPieces, KnownPieces
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.programs.slots import PassFunctions
 from remat_cli.pytorch.unstable import pytree
@@ -90,6 +90,7 @@ class CompiledPasses:
         keeps_order: ops are fused only if one reads the other.
         beside_kernels: names of ops that torch runs, without a compiled kernel.
         replay: tells the memory of the compiled graphs at other sizes; None for kernels of certain sizes.
+        joint: the step in parts; None for the step as it was given.
     """
 
     planned: GraphRecord
@@ -99,6 +100,7 @@ class CompiledPasses:
     keeps_order: bool
     beside_kernels: frozenset[str] = frozenset()
     replay: Callable[[Values], CompiledMemory] | None = None
+    joint: Joint | None = None
 
     def memory_at(self, values: Values) -> CompiledMemory:
         """Return the memory at some sizes, those of the plan for kernels of certain sizes."""
@@ -106,6 +108,7 @@ class CompiledPasses:
 
     def functions(self, joint: Joint) -> PassFunctions:
         """Return the functions that run both passes of the joint graph."""
+        joint = self.joint or joint
         passes = halves(joint, self.planned.schedule)
         run_back = leaving_out(passes.backward, self.backward.run)
         return PassFunctions.of(joint, passes.saved, self.forward.run, run_back)
@@ -121,6 +124,7 @@ class CompiledPasses:
         A fused op takes the share of its own time that kernels are of fused ops, so plans with many short pieces take
         longer. Ops that torch runs, and waits for the link, take their own time.
         """
+        joint = self.joint or joint
         graph, runs = self.planned.graph, self.planned.schedule.computes
         fused = [name for name in runs if _called(joint.op[name]) not in self.beside_kernels]
         saved = sum(graph.op[name].time for name in fused) * (1 - min(1, self.kernels / max(1, len(fused))))
@@ -196,6 +200,9 @@ def _corrected_plan(
     sized: SizedJoint | None,
 ) -> CompiledPasses:
     """Plan and compile a step; arguments and errors are those of `fused_plan`."""
+    given_joint, given_captured = joint, captured
+    known: KnownPieces | None = {} if source.splits else None
+    joint, captured = source.in_parts(given_joint, given_captured, modules)
     planned = source.planned(joint, captured, modules)
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
@@ -205,7 +212,8 @@ def _corrected_plan(
     keeps_order = source.is_smallest
     while True:
         with source.waiting.phase(COMPILING):
-            plan = compiled_plan(joint, planned, captured.forward_outputs, keeps_order=keeps_order, sized=sized)
+            outputs = captured.forward_outputs
+            plan = compiled_plan(joint, planned, outputs, keeps_order=keeps_order, sized=sized, known=known)
         compiled.append(plan)
         peak = plan.planned.predicted_peak_bytes
         _log.info("compiled %s of at most %s: a peak of %s", len(compiled), MOST_COMPILED, format_bytes(peak))
@@ -221,7 +229,9 @@ def _corrected_plan(
             int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(compiled, asked, budget)
         )
         try:
-            another = source.planned_within(asked[-1], joint, captured, modules)
+            within = source.within(asked[-1])
+            joint, captured = within.in_parts(given_joint, given_captured, modules)
+            another = within.planned(joint, captured, modules)
         except DoesNotFit:
             break
         if another.schedule.steps in [one.planned.schedule.steps for one in compiled if one.keeps_order == keeps_order]:
@@ -271,6 +281,7 @@ def compiled_plan(
     *,
     keeps_order: bool = False,
     sized: SizedJoint | None = None,
+    known: KnownPieces | None = None,
 ) -> CompiledPasses:
     """Return a plan with its two graphs compiled, and their peak.
 
@@ -280,6 +291,7 @@ def compiled_plan(
         forward_outputs: number of the step's outputs.
         keeps_order: fuse ops only if one reads the other: fewer fusions, and less memory.
         sized: see `fused_plan`.
+        known: pieces compiled so far, for a step of eager's ops, in parts or not; None: inductor has decomposed it.
 
     Raises:
         GraphError: inductor does not compile the plan.
@@ -291,7 +303,9 @@ def compiled_plan(
         put_symbols_back(passes.backward)
     # Modes of the user's, and the one that measures a step, are not to see what the compiler does.
     with without_modes():
-        compiled = CompiledPieces if planned.schedule.has_transfers else CompiledGraph
+        compiled: Any = CompiledPieces if planned.schedule.has_transfers else CompiledGraph
+        if known is not None:
+            compiled = partial(CompiledPieces, known=known)
         forward = compiled(
             passes.forward, user_outputs=range(forward_outputs), is_backward=False, keeps_order=keeps_order
         )
@@ -305,7 +319,8 @@ def compiled_plan(
     at_sizes = None if sized is None else partial(replay.at, sized.of)
     memory = replay.memory(_without_data) if at_sizes is None or sized is None else at_sizes(sized.values)
     planned = replace(planned, predicted_peak_bytes=planned.graph.fixed_bytes + memory.peak)
-    return CompiledPasses(planned, forward, backward, memory, keeps_order, frozenset(replay.called), at_sizes)
+    called, in_parts = frozenset(replay.called), None if known is None else joint
+    return CompiledPasses(planned, forward, backward, memory, keeps_order, called, at_sizes, in_parts)
 
 
 def given_to(captured: Captured) -> list[object]:

@@ -52,6 +52,11 @@ class GivenBlocks:
             raise UsageError(f"{path} was planned for {kernels}", hint=remedy)
         return cls(file)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether a block runs in parts."""
+        return any(schedule.cuts for schedule in self.file.schedules.values())
+
     def paths_in(self, model: nn.Module) -> list[str]:
         """Return the paths of the file's blocks.
 

@@ -47,6 +47,7 @@ from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized_memory import resized
 from remat_cli.pytorch.plan.sized_region import RegionHooks, SizedRegion, SizedSchedule, watch_runs
+from remat_cli.pytorch.programs.pieces import KnownPieces
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
@@ -293,6 +294,7 @@ class RegionKind:
         sized: runs them at many sizes; None for a capture of their sizes alone.
         captured: the planned graph, if inductor's kernels will run at its sizes alone; else None.
         compiled: compiled plans by place.
+        pieces: pieces compiled so far, if regions may run in parts, and inductor decomposes each piece; else None.
         hooks: called around their passes.
         used: places of the used plans.
         graphs: their graphs, whole and in parts; None for captures of many sizes, which run whole.
@@ -305,6 +307,7 @@ class RegionKind:
     sized: SizedKind | None = None
     captured: Captured | None = None
     compiled: dict[int, CompiledPasses] = field(default_factory=dict)
+    pieces: KnownPieces | None = None
     hooks: RegionHooks = field(default_factory=RegionHooks)
     used: frozenset[int] = frozenset()
     graphs: RegionGraphs | None = None
@@ -377,8 +380,8 @@ class RegionKind:
         else:
             assert self.captured is not None
             with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
-                joint = Joint.of(self.captured)
-                compiled = compiled_plan(joint, point.planned, self.captured.forward_outputs)
+                joint, captured = step_in_parts(Joint.of(self.captured), self.captured, point.cuts)
+                compiled = compiled_plan(joint, point.planned, captured.forward_outputs, known=self.pieces)
             memory, planned = compiled.memory, compiled.planned
         self.compiled[plan_index] = compiled
         point = point.taking(planned, memory)
@@ -414,7 +417,7 @@ class RegionKind:
         if self.sized is not None:
             return partial(self.sized.run, plan_index)
         if self._run is None:
-            fused = self.captured is not None
+            fused = self.captured is not None and self.pieces is None
             function = _called(self.function)
             self._run = compiled_variants(
                 function, self._divides, lambda: self._plan_index, self.gradients, fused=fused
@@ -442,7 +445,7 @@ class RegionKind:
             fused = self.compiled.get(plan_index)
             if fused is None or not is_planned or given_to(captured) != given_to(self.captured):
                 planned = GraphRecord.of(graph, schedule)
-                fused = compiled_plan(joint, planned, captured.forward_outputs)
+                fused = compiled_plan(joint, planned, captured.forward_outputs, known=self.pieces)
             run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
         watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=is_planned)
         return forward, backward

@@ -17,6 +17,7 @@ from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.rehearsing import RehearsedStep
 from remat_cli.pytorch.plan.sized_region import RegionHooks, RegionKernels, SizedRegion, SizedSchedule
+from remat_cli.pytorch.programs.pieces import KnownPieces
 
 _NEAR = 0.5  # plans are reused if the peak of a region differs by no more than this factor
 
@@ -32,6 +33,7 @@ class RegionPlanner:
         self._request, self._hooks = request, hooks
         self.link: Link | None = None
         self._in_parts: list[Sequence[CurvePoint]] = []  # plans in parts of kinds, the last first
+        self._pieces: KnownPieces = {}
         self._sized: dict[Captured, SizedRegion] = {}
         self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
 
@@ -84,6 +86,7 @@ class RegionPlanner:
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
         kind.captured = captured if self._request.fused else None
+        kind.pieces = self._pieces if self._request.fused and not self._request.is_decomposed else None
         kind.graphs = graphs
         return kind
 

@@ -46,6 +46,12 @@ class RegionRequest:
         self.forwards = {path: part.forward for path, part in self.regions.items()}
 
     @property
+    def is_decomposed(self) -> bool:
+        """Whether regions are captured as inductor decomposes them; those in parts are found among eager's ops."""
+        in_parts = self.source.splits or (self.given is not None and self.given.has_parts)
+        return self.fused and not in_parts
+
+    @property
     def device(self) -> str:
         """The kind of device of the model."""
         return next((part.device.type for part in self.module.parameters()), "cpu")

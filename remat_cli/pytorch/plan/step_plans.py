@@ -46,7 +46,7 @@ class StepPlans:
         self._request, self._record, self._holding = request, record, holding
         self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, holding)
         takes_sizes = not request.source.splits and request.given is None
-        self._captures = Captures(takes_sizes=takes_sizes, fused=request.fused)
+        self._captures = Captures(takes_sizes=takes_sizes, fused=request.is_decomposed)
         self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
         self._by_inputs: dict[Inputs, StepChoice] = {}
         self._choices: list[StepChoice] = []  # as many on all ranks

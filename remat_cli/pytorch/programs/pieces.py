@@ -1,27 +1,36 @@
-"""A pass with copies to and from the host, compiled in pieces.
+"""A pass compiled in pieces: with copies to and from the host between them, or with writes of regions in parts.
 
-Inductor orders the ops of a graph anew, and frees memory by itself. So a pass is cut at its copies: what lies between
-two of them is a piece, a graph of its own that inductor compiles. A value is passed from piece to piece, and is dropped
-before the last piece that reads it runs, so that the piece frees its memory.
+Inductor orders the ops of a graph anew, and frees memory by itself. So a pass is cut (`programs/cuts.py`): what lies
+between two cuts is a piece, a graph of its own that inductor compiles; equal pieces of parts are compiled once. A value
+is passed from piece to piece, and is dropped before the last piece that reads it runs, so that the piece frees its
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture.live_storages import LiveStorages
+from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.sizes import with_strides
 from remat_cli.pytorch.memory import transfers
-from remat_cli.pytorch.unstable.inductor import CompiledGraph
+from remat_cli.pytorch.programs.cuts import COPIES, cut_at_copies, cut_at_parts, is_write
+from remat_cli.pytorch.unstable.fakes import mode_of
+from remat_cli.pytorch.unstable.inductor import CompiledGraph, decomposed
+from remat_cli.pytorch.unstable.tensors import storage_key
 
 # Tensors of a run by their nodes.
 _Values = dict[fx.Node, Any]
+# Compiled graphs by all that they depend on.
+KnownPieces = dict[str, CompiledGraph]
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,37 @@ class CompiledPieces:
     """
 
     def __init__(
-        self, module: fx.GraphModule, *, user_outputs: range, is_backward: bool, keeps_order: bool = False
+        self,
+        module: fx.GraphModule,
+        *,
+        user_outputs: range,
+        is_backward: bool,
+        keeps_order: bool = False,
+        known: KnownPieces | None = None,
     ) -> None:
-        """Compile a pass; arguments and errors are those of `CompiledGraph`."""
+        """Compile a pass.
+
+        Arguments and errors are those of `CompiledGraph`, but for one.
+
+        Args:
+            module: see there.
+            user_outputs: see there.
+            is_backward: see there.
+            keeps_order: see there.
+            known: pieces compiled so far, for a pass of eager's ops; None: inductor has decomposed the ops.
+        """
+        self._known = known
+        self._constants = {
+            node: getattr(module, str(node.target))
+            for node in module.graph.find_nodes(op="get_attr")
+            if isinstance(getattr(module, str(node.target)), torch.Tensor)
+        }
         self._given = list(module.graph.find_nodes(op="placeholder"))
         self.inputs = [node.meta["val"] for node in self._given]
         self._fakes: _Values = dict(zip(self._given, self.inputs, strict=True))
+        self._mode = mode_of(self.inputs)
+        if known is not None:
+            self._fakes |= {node: self._mode.from_tensor(value) for node, value in self._constants.items()}
         # Shapes are made of them, so each piece is given all.
         self._sizes = [node for node in self._given if isinstance(node.meta["val"], torch.SymInt)]
         (outputs,) = module.graph.output_node().args
@@ -79,11 +113,12 @@ class CompiledPieces:
         of_user = {outputs[place] for place in user_outputs}
         compile_piece = partial(CompiledGraph, is_backward=is_backward, keeps_order=keeps_order)
         self._steps: list[fx.Node | _Piece] = []
-        run = [node for node in module.graph.nodes if node.op in ("call_function", "get_attr")]
-        for are_copies, nodes in groupby(run, key=lambda node: node.target in _WITHOUT_DATA):
-            if are_copies:
-                self._steps += map(self._copy, nodes)
-            elif (piece := self._piece(module, list(nodes), of_user, compile_piece)) is not None:
+        for step in cut_at_copies(module.graph) if known is None else cut_at_parts(module.graph):
+            if isinstance(step, fx.Node) and (step.target in COPIES or self._runs(step)):
+                self._steps.append(self._copy(step) if step.target in COPIES else step)
+                continue
+            nodes = [step] if isinstance(step, fx.Node) else step
+            if (piece := self._piece(module, nodes, of_user, compile_piece)) is not None:
                 self._steps.append(piece)
         self._last = self._last_reads()
         fakes = [self._fakes.get(value) if isinstance(value, fx.Node) else None for value in outputs]
@@ -101,27 +136,31 @@ class CompiledPieces:
 
     def run(self, arguments: list[Any]) -> Any:
         """Run the pass; the list of arguments is emptied."""
-        return self._run(arguments, lambda piece, values: piece.run(values), {})
+        return self._run(arguments, lambda piece, values: piece.run(values), {}, self._constants)
 
     def replay(self, arguments: list[Any], make: Callable[..., torch.Tensor], ran: Callable[[str], None]) -> Any:
         """Run the code around the kernels on tensors without data; see `CompiledGraph.replay`."""
         copies = {target: partial(copy, make) for target, copy in _WITHOUT_DATA.items()}
-        return self._run(arguments, lambda piece, values: piece.replay(values, make, ran), copies)
+        constants = {node: value.to("meta") for node, value in self._constants.items()}
+        return self._run(arguments, lambda piece, values: piece.replay(values, make, ran), copies, constants)
 
     def _run(
         self,
         arguments: list[Any],
         run: Callable[[CompiledGraph, list[Any]], Any],
         copies: Mapping[Any, Callable[..., Any]],
+        constants: Mapping[fx.Node, torch.Tensor],
     ) -> list[Any]:
-        """Run pieces and copies, and drop each value before its last reader runs.
+        """Run pieces and other steps, and drop each value before its last reader runs.
 
         Args:
             arguments: of the pass; the list is emptied.
             run: runs a piece.
-            copies: functions that run instead of those that copy.
+            copies: functions that run instead of those that copy; empty where there are data.
+            constants: tensors of the module.
         """
-        values: _Values = dict(zip(self._given, arguments, strict=True))
+        values: _Values = dict(zip(self._given, arguments, strict=True)) | dict(constants)
+        given_memory = _followed(values.values()) if copies else LiveStorages()
         arguments.clear()
         for node in self._last[0]:
             values.pop(node, None)
@@ -130,11 +169,17 @@ class CompiledPieces:
                 read = [values.pop(node) if node in last else values[node] for node in step.inputs]
                 values.update(zip(step.outputs, run(step.compiled, read), strict=True))
             else:
-                given = [values[value] if isinstance(value, fx.Node) else value for value in step.args]
+                given: Any
+                named: Any
+                given, named = map_arg((step.args, step.kwargs), values.__getitem__)
+                if copies and "device" in named:
+                    named = {**named, "device": "meta"}
                 for node in last:
                     del values[node]
-                values[step] = copies.get(step.target, step.target)(*given)  # type: ignore[operator]
-                del given
+                if copies and is_write(step):
+                    _check_own(step, given[0], given_memory, values.values())
+                values[step] = copies.get(step.target, step.target)(*given, **named)  # type: ignore[operator]
+                del given, named
         return [values[value] if isinstance(value, fx.Node) else value for value in self._outputs]
 
     def _last_reads(self) -> list[frozenset[fx.Node]]:
@@ -145,7 +190,7 @@ class CompiledPieces:
             inputs = step.inputs if isinstance(step, _Piece) else step.all_input_nodes
             last.append(frozenset(inputs) - read)
             read.update(inputs)
-        return [frozenset(self._given) - read, *reversed(last)]
+        return [frozenset((*self._given, *self._constants)) - read, *reversed(last)]
 
     def _copy(self, node: fx.Node) -> fx.Node:
         """Note the layout of a copy's result."""
@@ -154,6 +199,22 @@ class CompiledPieces:
             layout = self._fakes[node.all_input_nodes[-1]]
             self._fakes[node] = with_strides(node.meta["val"], layout.stride())
         return node
+
+    def _runs(self, node: fx.Node) -> bool:
+        """Run an op on tensors without data; return whether it runs on operands that are laid out as pieces make them.
+
+        A view may not.
+        """
+        if is_write(node):
+            self._fakes[node] = self._fakes[node.args[0]]  # type: ignore[index]
+            return True
+        args, kwargs = map_arg((node.args, node.kwargs), self._fakes.__getitem__)
+        try:
+            with self._mode:
+                self._fakes[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError:
+            return False
+        return True
 
     def _piece(
         self,
@@ -165,7 +226,7 @@ class CompiledPieces:
         """Compile a piece; return None if nothing in it has an effect."""
         within = set(nodes)
         sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes)
-        read = [node for node in sources if node not in within and node.op != "get_attr"]
+        read = [node for node in sources if node not in within and (node.op != "get_attr" or node in self._fakes)]
         inputs = tuple(dict.fromkeys((*self._sizes, *read)))
         outputs = tuple(node for node in nodes if node.op != "get_attr" and not within.issuperset(node.users))
         if not outputs and not any(node.is_impure() for node in nodes):
@@ -175,13 +236,66 @@ class CompiledPieces:
             copies[node] = graph.placeholder(node.name)
             copies[node].meta = {**node.meta, "val": self._fakes[node]}
         for node in _with_constants(nodes):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
         kept = [place for place, node in enumerate(outputs) if node in of_user]
-        done = compiled(fx.GraphModule(module, graph), user_outputs=kept)
+        done = self._compiled(fx.GraphModule(module, graph), partial(compiled, user_outputs=kept))
         for node, stride in zip(outputs, done.output_strides, strict=True):
             self._fakes[node] = with_strides(node.meta["val"], stride)
         return _Piece(done, inputs, outputs)
+
+    def _compiled(self, module: fx.GraphModule, compiled: partial[CompiledGraph]) -> CompiledGraph:
+        """Compile a piece, or return an equal one."""
+        if self._known is None:
+            return compiled(module)
+        kind = f"{compiled.keywords} {_kind(module.graph)}"
+        if kind not in self._known:
+            self._known[kind] = compiled(decomposed(module))
+        return self._known[kind]
+
+
+def _followed(values: Iterable[Any]) -> LiveStorages:
+    """Follow the memory of values."""
+    memory = LiveStorages()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            memory.follow(value.untyped_storage())
+    return memory
+
+
+def _check_own(write: fx.Node, result: torch.Tensor, given: LiveStorages, others: Iterable[Any]) -> None:
+    """Check that a write changes no other value: the compiler may put two values into one memory.
+
+    Args:
+        write: the write.
+        result: where it writes.
+        given: memory of the pass's arguments.
+        others: values that are read later.
+
+    Raises:
+        GraphError: it changes another value.
+    """
+    key = storage_key(result)
+    if key in given or any(isinstance(other, torch.Tensor) and storage_key(other) == key for other in others):
+        raise GraphError(
+            f"inductor has what {write.name!r} writes into in memory that is read later",
+            hint="plan without fused=True, or without split=True",
+        )
+
+
+def _kind(graph: fx.Graph) -> str:
+    """Return all that a graph's kernels depend on."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    written: list[Any] = []
+    for node in graph.nodes:
+        given = _described(node.meta["val"]) if node.op == "placeholder" else str(node.target)
+        written.append((node.op, given, map_arg((node.args, node.kwargs), lambda source: f"%{places[source]}")))
+    return str(written)
+
+
+def _described(value: Any) -> Any:
+    return [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors_of(value)] or value
 
 
 def _with_constants(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:

@@ -48,7 +48,7 @@ def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str
                 "the blocks",
             )
         call = _call(module, dict(options or {}))
-        return divided_by(module, inputs, call.divide, call.gradients, fused=call.fused)
+        return divided_by(module, inputs, call.divide, call.gradients, fused=call.is_decomposed)
     except RematError as error:
         if error.hint:  # torch.compile shows the text of `str`
             error.args = (f"{error.message}\nhint: {error.hint}",)

@@ -95,7 +95,7 @@ class PlannedCall:
         self._sizes_of_data = 0  # number of data-dependent sizes that the model was traced for
         self._is_apart = False  # captured without code that other modules share
         self.fused, self.strict = fused, strict
-        self._takes_sizes = source.takes_sizes
+        self._takes_sizes = source.takes_sizes and not (fused and source.splits)
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks of all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
@@ -105,6 +105,11 @@ class PlannedCall:
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
+
+    @property
+    def is_decomposed(self) -> bool:
+        """Whether the step is captured as inductor decomposes it; regions in parts are found among eager's ops."""
+        return self.fused and not self.source.splits
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -261,7 +266,7 @@ class PlannedCall:
                 self.divide,
                 gradients=self.gradients,
                 takes_sizes=self._takes_sizes,
-                fused=self.fused,
+                fused=self.is_decomposed,
                 capture_context=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]

@@ -89,7 +89,7 @@ def planned(
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations, six
             with offloading (one of a schedule, which must have been planned with `--fused`). Of regions, the plans that
             are chosen are compiled, once for each kind of region. From the second size on, kernels are compiled with
-            symbols, once for all sizes.
+            symbols, once for all sizes. With split, equal parts are compiled once, and random numbers are eager's.
         split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
             time; of a model planned by blocks, regions of each block. Results are those of the step to rounding. Each
             shape of the inputs is planned by itself.
@@ -125,7 +125,7 @@ def planned(
         split=split,
     )
     if schedule is not None and holds_blocks(_path(schedule, "schedule")):
-        _check_split(split, schedule, fused=fused)
+        _check_split(split, schedule)
         given = GivenBlocks.at(_path(schedule, "schedule"), fused=fused)
         module, blocks = _regions_by(given, within, regions)
         source = source_for("min", offload=given.file.offloads)
@@ -137,7 +137,7 @@ def planned(
     else:
         assert budget is not None
         source = source_for(budget, offload=offload)
-    _check_split(split, schedule, fused=fused)
+    _check_split(split, schedule)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
         # Copies between blocks cut no fused kernels, those within the whole do.
         regions = [path for blocks in repeated_blocks(within).values() for path in blocks] or None
@@ -153,7 +153,7 @@ def planned(
     return update_wrapper(call, model)  # type: ignore[return-value]
 
 
-def _check_split(split: bool, schedule: object, *, fused: bool) -> None:
+def _check_split(split: bool, schedule: object) -> None:
     """Check that the options go with split.
 
     Raises:
@@ -161,16 +161,9 @@ def _check_split(split: bool, schedule: object, *, fused: bool) -> None:
     """
     if not isinstance(split, bool):
         raise UsageError(f"split is {split!r}", hint="give True or False")
-    if not split:
-        return
-    if schedule is not None:
+    if split and schedule is not None:
         raise UsageError(
             "a schedule from a file says itself what it runs in parts", hint="plan it with --split, and leave split out"
-        )
-    if fused:
-        raise UsageError(
-            "fused kernels do not go with split: inductor lays out memory by itself, and writes no slices in place",
-            hint="planned(model, budget='8GB', split=True)",
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from remat_cli.errors import GraphError, RematError, UsageError
@@ -59,6 +60,22 @@ def prepared_joint(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
     FakeTensorProp(prepared, mode).propagate_dont_convert_inputs(*given)
     _check_attention(prepared.graph)
     return prepared
+
+
+def decomposed(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph of eager's ops as inductor decomposes them; placeholders have the values of their inputs.
+
+    Raises:
+        GraphError: inductor's rules do not hold for an op of it.
+    """
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    try:
+        with _quietly(), mode_of(inputs) or nullcontext(), torch.no_grad():
+            traced = make_fx(fx.Interpreter(module).run, decomposition_table=dict(decompositions()))(*inputs)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise _explained(error, "planned") from error
+    traced.graph.eliminate_dead_code()
+    return traced
 
 
 def _check_attention(graph: fx.Graph) -> None:

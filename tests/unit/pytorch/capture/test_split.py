@@ -90,6 +90,18 @@ class Dropping(nn.Module):
         return F.mse_loss(self.down(F.dropout(F.gelu(self.up(x)), 0.3)), wanted)
 
 
+class Squared(nn.Module):
+    """One op reads a value twice, another one two values laid out alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.up(x)
+        return (y * y + y * y.sin()).sum()
+
+
 def words() -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.randint(9, (4, 6))
     labels[0, 2] = -100
@@ -113,6 +125,7 @@ CASES: Mapping[str, Callable[[], Step]] = {
     "batch_norm": lambda: (Images(lambda: nn.BatchNorm2d(4)).double(), images()),
     "contrast": lambda: (Contrast().double(), numbers((5, 6), (5, 5))),
     "dropping": lambda: (Dropping().double(), numbers((6, 6), (6, 6))),
+    "squared": lambda: (Squared().double(), numbers((6, 6))),
 }
 
 

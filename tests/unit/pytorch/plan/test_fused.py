@@ -65,20 +65,20 @@ def test_a_compiled_plan_draws_each_mask_once_and_keeps_its_peak() -> None:
 class Sized(ScheduleSource):
     """Plans that peak at what was asked for; notes what was asked."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, peak: int = 0) -> None:
+        self.budget, self.peak = budget, peak or budget
         self.asked: list[int] = []
 
     def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        return self.planned_within(self.budget, joint, captured, modules)
-
-    def planned_within(
-        self, budget_bytes: int, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> GraphRecord:
-        self.asked.append(budget_bytes)
+        self.asked.append(self.peak)
         graph = chain(1, 1)
-        schedule: Any = type("Steps", (), {"steps": budget_bytes})()
-        return GraphRecord(graph, schedule, self.budget, 0, budget_bytes, 4000, 1 / budget_bytes)
+        schedule: Any = type("Steps", (), {"steps": self.peak})()
+        return GraphRecord(graph, schedule, self.budget, 0, self.peak, 4000, 1 / self.peak)
+
+    def within(self, budget_bytes: int) -> Sized:
+        other = Sized(self.budget, budget_bytes)
+        other.asked = self.asked
+        return other
 
 
 def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tuple[Sized, int | str]:

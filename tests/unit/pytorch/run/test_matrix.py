@@ -76,6 +76,7 @@ ALONE = rows("""
     whole  eager    split     one changing budget
     whole  eager    split     one fixed    file
     whole  compiled offload   one fixed    budget
+    whole  compiled split     one fixed    budget
     whole  compiled recompute one fixed    file
     blocks eager    offload   one changing budget
     blocks compiled recompute one changing budget
@@ -136,12 +137,6 @@ REFUSED = {
         "whole+tensor",
         "DTensors",
         "a plan of the whole is that of one rank, and what ranks exchange must come in one order on all",
-    ),
-    "compiled kernels in parts": refusal(
-        "whole compiled split one fixed budget",
-        "compiled+split",
-        "fused kernels do not go with split",
-        "inductor lays out memory by itself, and writes no slices in place",
     ),
     "a file at other sizes": refusal(
         "whole eager recompute one changing file",
@@ -215,8 +210,8 @@ def budget_of(row: Row) -> str:
 
 
 def is_cut(row: Row) -> bool:
-    """Whether passes are compiled in pieces: then one block and a tight budget make tensors move soon."""
-    return (row.extent, row.kernels, row.moves) == ("whole", "compiled", "offload")
+    """Whether passes are compiled in pieces: one block and a tight budget then move tensors, or split, soon."""
+    return (row.extent, row.kernels) == ("whole", "compiled") and row.moves != "recompute"
 
 
 def file_of(row: Row, files: Path) -> Path:

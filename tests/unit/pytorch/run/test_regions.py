@@ -165,7 +165,7 @@ class Compiled:
         self.plans: list[GraphRecord] = []
         self._memory = memory
 
-    def __call__(self, joint: Joint, planned: GraphRecord, forward_outputs: int) -> CompiledPasses:
+    def __call__(self, joint: Joint, planned: GraphRecord, forward_outputs: int, **_: Any) -> CompiledPasses:
         self.plans.append(planned)
         forward, backward = (SimpleNamespace(run=boxed(half)) for half in divided(joint, planned.schedule))
         halves: Any = {"forward": forward, "backward": backward}
