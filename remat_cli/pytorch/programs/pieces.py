@@ -249,7 +249,7 @@ class CompiledPieces:
         """Compile a piece, or return an equal one."""
         if self._known is None:
             return compiled(module)
-        kind = f"{compiled.keywords} {_kind(module.graph)}"
+        kind = f"{compiled.keywords} {_kind(module)}"
         if kind not in self._known:
             self._known[kind] = compiled(decomposed(module))
         return self._known[kind]
@@ -284,12 +284,14 @@ def _check_own(write: fx.Node, result: torch.Tensor, given: LiveStorages, others
         )
 
 
-def _kind(graph: fx.Graph) -> str:
+def _kind(module: fx.GraphModule) -> str:
     """Return all that a graph's kernels depend on."""
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    places = {node: place for place, node in enumerate(module.graph.nodes)}
     written: list[Any] = []
-    for node in graph.nodes:
+    for node in module.graph.nodes:
         given = _described(node.meta["val"]) if node.op == "placeholder" else str(node.target)
+        if node.op == "get_attr":  # a subgraph: two of one name may differ
+            given = id(getattr(module, given))
         written.append((node.op, given, map_arg((node.args, node.kwargs), lambda source: f"%{places[source]}")))
     return str(written)
 
