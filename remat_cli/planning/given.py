@@ -63,14 +63,14 @@ def file_of_given(prepared: Prepared, schedule: Schedule, budget_bytes: int, mak
     return schedule_bytes(solution, prepared.mode, planner, prepared.options.recorded, estimated=prepared.is_estimated)
 
 
-def file_of_block(graph: Graph, schedule: Schedule, cuts: Mapping[str, Split]) -> bytes:
+def file_of_block(graph: Graph, schedule: Schedule, cuts: Mapping[str, Split] | None) -> bytes:
     """Return the file of a schedule of one block, at its own peak.
 
     Args:
         graph: graph of the block.
         schedule: a schedule of the graph.
-        cuts: cuts of the graph, by the name of an op.
+        cuts: cuts of the graph, by the name of an op; None where the plan was made without split.
     """
     solution = solve(Problem(graph, Budget(simulate(graph, schedule).peak_bytes)), Given(schedule))
-    read_with = {"parts": written_cuts(cuts)} if cuts else {}
+    read_with = {} if cuts is None else {"parts": written_cuts(cuts)}
     return schedule_bytes(solution, "training", {"name": "blocks", "options": {}}, read_with)

@@ -54,8 +54,8 @@ class GivenBlocks:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a block runs in parts."""
-        return any(schedule.cuts for schedule in self.file.schedules.values())
+        """Whether blocks may run in parts: they are captured as eager's ops then."""
+        return any("parts" in (schedule.read_with or {}) for schedule in self.file.schedules.values())
 
     def paths_in(self, model: nn.Module) -> list[str]:
         """Return the paths of the file's blocks.
@@ -159,6 +159,7 @@ def file_of_blocks(
     away: Iterable[str],
     saved_away: Iterable[str],
     fused: bool,
+    splits: bool,
     budget_bytes: int,
     peak_bytes: int,
     other_bytes: int,
@@ -170,6 +171,7 @@ def file_of_blocks(
         away: names of the calls whose inputs are on the host between their passes.
         saved_away: names of the calls whose saved tensors are.
         fused: inductor's kernels run the plans.
+        splits: blocks may run in parts.
         budget_bytes: budget of the step.
         peak_bytes: predicted peak of the step.
         other_bytes: bytes of the optimizer's state and of free memory within the peak.
@@ -183,7 +185,9 @@ def file_of_blocks(
         own = id(graph), schedule
         if own not in keys:
             keys[own] = str(len(keys))
-            schedules[keys[own]] = file_of_block(graph.edited(name=name).checked(), schedule, point.cuts)
+            schedules[keys[own]] = file_of_block(
+                graph.edited(name=name).checked(), schedule, point.cuts if splits else None
+            )
         blocks[name] = BlockPlan(keys[own], name in inputs, name in saved)
     return blocks_bytes(
         blocks,

@@ -34,6 +34,7 @@ class RegionsRecord(PlanRecord):
         beyond_bytes: largest excess of such a step over the predicted peak, under the present plans.
         whole_calls: number of the model's calls that ran as planned.
         fused: inductor's kernels run the plans.
+        splits: blocks may run in parts.
         other_bytes: bytes of the optimizer's state and of free memory within the predicted peak.
         has_symbols: plans of the last step are for captures with symbols in place of sizes.
     """
@@ -53,6 +54,7 @@ class RegionsRecord(PlanRecord):
     beyond_bytes: int = 0
     whole_calls: int = 0
     fused: bool = False
+    splits: bool = False
     other_bytes: int = 0
     has_symbols: bool = False
 
@@ -85,7 +87,8 @@ class RegionsRecord(PlanRecord):
                 hint="save the plans of a model that is called with inputs of this size alone",
             )
         figures = self.budget_bytes, self.predicted_peak_bytes, self.other_bytes
-        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, self.fused, *figures))
+        modes = self.fused, self.splits
+        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, *modes, *figures))
 
     def snapshot(self, path: str | Path) -> None:
         """Refuse a snapshot: only blocks of the step are planned.

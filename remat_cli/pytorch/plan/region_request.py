@@ -46,10 +46,14 @@ class RegionRequest:
         self.forwards = {path: part.forward for path, part in self.regions.items()}
 
     @property
+    def may_split(self) -> bool:
+        """Whether regions may run in parts."""
+        return self.source.splits or (self.given is not None and self.given.has_parts)
+
+    @property
     def is_decomposed(self) -> bool:
-        """Whether regions are captured as inductor decomposes them; those in parts are found among eager's ops."""
-        in_parts = self.source.splits or (self.given is not None and self.given.has_parts)
-        return self.fused and not in_parts
+        """Whether regions are captured as inductor decomposes them; parts are found among eager's ops."""
+        return self.fused and not self.may_split
 
     @property
     def device(self) -> str:

@@ -186,7 +186,7 @@ class RegionsCall:
 
     def __init__(self, request: RegionRequest, budget: str) -> None:
         self.request = request
-        self.record = RegionsRecord(budget, fused=request.fused)
+        self.record = RegionsRecord(budget, fused=request.fused, splits=request.may_split)
         self._watch = StepWatch()
         hooks = RegionHooks(
             self._watch.looking, self._note_given, self._watch.backward_begins, self._ran_unplanned, self._ran_larger
