@@ -106,7 +106,7 @@ class SplitPlanning:
     @property
     def obstacle(self) -> str:
         """The obstacle to a plan in parts, with the least peak found, in words."""
-        if self.peak_bytes is None:
+        if self.peak_bytes is None or not self.closest_cuts:
             return self.bound_by
         cuts = cuts_in_words(self.closest_cuts)
         return f"the least peak found is {exact_bytes(self.peak_bytes)}, with {cuts}; {self.bound_by}"

@@ -30,7 +30,7 @@ _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
 _SHARES_IN_PARTS = (0.5, 0.0)  # the same, for each number of parts
 _PLAN_SECONDS = 1.0  # for each plan of a region, by default
 _SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for cuts asks for
-_SEARCH = 20  # times these seconds, for that search
+_SEARCH, _TRIAL = 20, 4  # times these seconds, for that search, and for one that explains a refusal
 # A plan in parts may peak at the least peak, or where it cannot, at that and these shares of what it keeps.
 _MORE = (0.0, 1.0)
 _FEWER = (16, 4, 1)  # fewer parts than those of the least peak, too
@@ -92,7 +92,7 @@ class RegionGraphs:
         limits = ((floor + int(share * max(0, plain.kept - floor)), peak) for share in _SHARES)
         return [plain, *self._within(limits)]
 
-    def curve_in_parts(self, known: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
+    def curve_in_parts(self, known: Sequence[Sequence[CurvePoint]], *, is_trial: bool = False) -> list[CurvePoint]:
         """Return plans of the region in parts that keep less and less, the one of the least peak last.
 
         Plans that keep more may peak by as much above the least peak. Where parts need no less memory, there are no
@@ -100,14 +100,19 @@ class RegionGraphs:
 
         Args:
             known: such plans of other regions, the last ones first, which are tried before others are made.
+            is_trial: the search is short, and fewer parts are not tried: for a refusal.
         """
         for curves_of in (self._with_schedules, self._with_cuts):
             for curve in known:
                 points = curves_of(curve)
                 if points and points[-1].peak_share <= _AS_GOOD * curve[-1].peak_share:
                     return points
-        cuts = self._least.best_cuts(self.prepared(), self.joint, self.captured, [])
-        return self._curve_with(cuts) if cuts else []
+        seconds = _seconds(self.source.request)
+        limit = inf if seconds is None else seconds * (_TRIAL if is_trial else _SEARCH)
+        cuts = replace(self._least, search_seconds=limit).best_cuts(self.prepared(), self.joint, self.captured, [])
+        if not cuts:
+            return []
+        return list(self._curve_with_just(cuts)) if is_trial else self._curve_with(cuts)
 
     def _with_schedules(self, curve: Sequence[CurvePoint]) -> list[CurvePoint]:
         """Return the plans of another region; none where this one has other ops or twice the memory."""
@@ -155,8 +160,7 @@ class RegionGraphs:
     def _least(self) -> WithinBudget:
         """The source of plans of the least peak."""
         request = replace(self.source.request, budget=parse_budget("min"))
-        request, seconds = _in_time(request, _SHARE_OF_EACH), _seconds(request)
-        return replace(self.source, request=request, search_seconds=inf if seconds is None else _SEARCH * seconds)
+        return replace(self.source, request=_in_time(request, _SHARE_OF_EACH))
 
     def _within(self, limits: Iterable[tuple[int, int]], cuts: Mapping[str, Split] = _WHOLE) -> Iterator[CurvePoint]:
         """Yield plans within limits of bytes: those kept between the passes, and the peak."""

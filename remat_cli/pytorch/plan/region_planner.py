@@ -50,12 +50,19 @@ class RegionPlanner:
             kinds.update(dict.fromkeys(group.calls, kind))
         return [kinds[place] for place in range(len(calls))]
 
-    def curves_in_parts(self, kinds: Sequence[RegionKind]) -> dict[RegionKind, tuple[CurvePoint, ...]]:
-        """Return the plans of each kind, with those in parts where parts need less memory."""
+    def curves_in_parts(
+        self, kinds: Sequence[RegionKind], *, is_trial: bool = False
+    ) -> dict[RegionKind, tuple[CurvePoint, ...]]:
+        """Return the plans of each kind, with those in parts where parts need less memory.
+
+        Args:
+            kinds: kinds of regions.
+            is_trial: the search is short, for a refusal.
+        """
         curves: dict[RegionKind, tuple[CurvePoint, ...]] = {}
         for kind in dict.fromkeys(kinds):
             assert kind.graphs is not None, "regions in parts are captured for their sizes alone"
-            points = kind.graphs.curve_in_parts(self._in_parts)
+            points = kind.graphs.curve_in_parts(self._in_parts, is_trial=is_trial)
             curves[kind] = (*kind.points, *points)
             if points:
                 self._in_parts = [points, *self._in_parts]

@@ -111,7 +111,7 @@ class StepPlans:
         request = self._request
         if request.source.splits or request.fused or any(kind.graphs is None for kind in plan.kinds):
             return refusal
-        curves = self._planner.curves_in_parts(plan.kinds)
+        curves = self._planner.curves_in_parts(plan.kinds, is_trial=True)
         if all(curves[kind] == kind.points for kind in plan.kinds):
             return refusal
         return self._chooser.explained(refusal, plan, [curves[kind] for kind in plan.kinds])

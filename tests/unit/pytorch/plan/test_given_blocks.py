@@ -208,7 +208,7 @@ def test_plans_of_sizes_that_change_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_budget_without_plans_writes_nothing(tmp_path: Path) -> None:
-    model = planned(Model(), budget="1kB", regions="blocks.*")
+    model = planned(Model(), budget="1kB", regions="blocks.*", options={"time_limit": 0.05})
     with pytest.raises(DoesNotFit):
         step(model, rows())
     with pytest.raises(UsageError, match="no blocks are planned yet"):

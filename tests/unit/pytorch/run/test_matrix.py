@@ -88,15 +88,12 @@ ALONE = rows("""
 TOGETHER = rows("""
     whole  eager    offload   ddp    fixed    file
     whole  eager    split     ddp    fixed    budget
-    blocks compiled offload   ddp    changing budget
-    blocks eager    recompute fsdp2  changing budget
-    blocks compiled offload   fsdp2  changing budget
-    blocks eager    offload   fsdp2  fixed    budget bfloat16
-    blocks compiled offload   tensor changing budget
-    blocks compiled recompute ddp    fixed    file
-    blocks eager    offload   fsdp2  fixed    file
-    blocks eager    recompute tensor fixed    file
+    blocks compiled recompute ddp    changing budget
+    blocks compiled recompute fsdp2  changing budget
+    blocks eager    offload   fsdp2  fixed    file   bfloat16
     blocks eager    split     fsdp2  fixed    budget
+    blocks compiled offload   tensor changing budget
+    blocks eager    recompute tensor fixed    file
     blocks eager    split     tensor fixed    budget
 """)
 
@@ -205,7 +202,7 @@ def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
 def budget_of(row: Row) -> str:
     """Return a budget within which a row's moves are made."""
     if row.moves == "split":
-        return "min" if row.extent == "blocks" else "45%"
+        return "min" if row.extent == "blocks" else "50%" if is_cut(row) else "45%"
     return "65%" if is_cut(row) else "80%"
 
 
