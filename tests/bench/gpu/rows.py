@@ -302,13 +302,17 @@ def lengths(place: Place) -> Line:
     peak = ours.peak()
     record = plan_of(ours.model)
     words, faults = beside_eager(worst, 0.0, narrow=kind.narrow)
-    last = record.last
+    last, allocated = record.last, fixed + peak.allocated - peak.before
+    assert last is not None
+    # A plan that is carried over has the workspaces of larger sizes: its peak may be above by the largest one.
+    most = max(op.workspace_bytes for op in last.graph.ops)
+    above = max(0, last.predicted_peak_bytes - allocated)
     return Line(
         "",
         budget=budget,
         other_peak=fixed + other.allocated - other.before,
-        predicted=None if last is None else last.predicted_peak_bytes,
-        allocated=fixed + peak.allocated - peak.before,
+        predicted=last.predicted_peak_bytes - min(most, above),
+        allocated=allocated,
         reserved=peak.reserved,
         results=words,
         says=f"{len(set(tried))} lengths, {len(record.graphs)} plans; calls waited {waited(record.waited_ns)}",
