@@ -247,6 +247,7 @@ class _Search:
     graphs: int = 0
     refusal: str = ""
     known: dict[str, Prepared | None] = field(default_factory=dict)
+    early: dict[str, Prepared] = field(default_factory=dict)  # drafts that are asked for next
 
     def __post_init__(self) -> None:
         self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
@@ -271,7 +272,7 @@ class _Search:
         return SplitPlanning(planning, {}, self.whole, bound, *self.closest)
 
     def fits_with(self, cuts: Mapping[str, Split]) -> bool:
-        """Try cuts in more and more parts; return whether a plan fits with one of them."""
+        """Try cuts in more and more parts; return whether a plan fits."""
         last: _Reached | None = None
         fits = False
         for factor in _FACTORS:
@@ -383,8 +384,12 @@ class _Search:
         twins = [op.name for op in graph.ops if op.type == type_ and working_set_bytes(graph, op) == size]
         if len(twins) == 1:
             return (seed,)
-        drawn = self.drafted({**cuts, seed: kind})
-        if drawn is None or largest_working_set(drawn.graph).bytes < needed.bytes:
+        alone = {**cuts, seed: kind}
+        drawn = self.drafted(alone)
+        if drawn is None:
+            return (seed,)
+        if largest_working_set(drawn.graph).bytes < needed.bytes:
+            self.early[_name(alone)] = drawn
             return (seed,)
         return (seed, *(name for name in twins if name != seed and name not in cuts and name in drawn.graph.op))
 
@@ -451,6 +456,8 @@ class _Search:
         """Return the graph with some cuts, perhaps without measured kernels; None where there is no such graph."""
         if self.draft is None:
             return self.prepared(cuts)
+        if (early := self.early.pop(_name(cuts), None)) is not None:
+            return early
         self.graphs += 1
         try:
             return self.draft(cuts)
@@ -460,7 +467,7 @@ class _Search:
 
     def prepared(self, cuts: Mapping[str, Split]) -> Prepared | None:
         """Return the graph with some cuts; None where it cannot be."""
-        key = ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
+        key = _name(cuts)
         if key not in self.known:
             self.observe.phase(f"splitting {key}")
             self.graphs += self.draft is None
@@ -505,6 +512,10 @@ class _Search:
         if self._is_smallest or trace is None:
             return False
         return self.any_plan or not self.found[0].overhead or trace.time <= self.whole.solution.baseline.time
+
+
+def _name(cuts: Mapping[str, Split]) -> str:
+    return ", ".join(f"{name}={cut}" for name, cut in sorted(cuts.items()))
 
 
 def _closest_bytes(refused: Planning) -> int:
