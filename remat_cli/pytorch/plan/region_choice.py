@@ -10,7 +10,7 @@ The judge measures the memory of that schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -73,7 +73,6 @@ class CurvePoint:
         time: time of the whole region.
         forward_time: time of its forward pass.
         outputs: bytes of the region's outputs.
-        cuts: cuts of the graph in parts, by the name of an op.
     """
 
     planned: GraphRecord
@@ -83,7 +82,6 @@ class CurvePoint:
     time: int
     forward_time: int
     outputs: int
-    cuts: Mapping[str, Split] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, outputs: int) -> CurvePoint:
@@ -113,11 +111,16 @@ class CurvePoint:
 
     def at(self, schedule: Schedule) -> CurvePoint:
         """Return another plan of the region as measured by the judge."""
-        return replace(CurvePoint.of(self.planned.graph, schedule, self.outputs), cuts=self.cuts)
+        return CurvePoint.of(self.planned.graph, schedule, self.outputs)
+
+    @property
+    def cuts(self) -> Mapping[str, Split]:
+        """Cuts of the graph, by the name of an op."""
+        return self.planned.cuts
 
     @property
     def peak_share(self) -> float:
-        """The peak as a share of the whole region's plain peak, both without what is always in memory."""
+        """The peak as a share of the whole region's plain peak, both without fixed memory."""
         planned = self.planned
         peak, plain = planned.predicted_peak_bytes - planned.fixed_bytes, planned.plain_peak_bytes - planned.fixed_bytes
         return peak / max(1, plain)

@@ -16,6 +16,7 @@ from math import inf, log2
 from remat_cli.config import Request
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.joint import Joint
@@ -74,11 +75,15 @@ class RegionGraphs:
             UsageError: see `prepared`.
             InvalidSchedule: the schedule does not run on this graph.
         """
-        outputs = sum(storage.bytes for storage in self.joint.returned)
-        point = CurvePoint.of(self.prepared(cuts).graph, schedule, outputs)
+        point = CurvePoint.of(self.prepared(cuts).graph, schedule, self.outputs)
         if not cuts:
             return point
-        return replace(point, planned=point.planned.in_parts(cuts, self.prepared().graph), cuts=cuts)
+        return replace(point, planned=point.planned.in_parts(cuts, self.prepared().graph))
+
+    @cached_property
+    def outputs(self) -> int:
+        """Bytes of the region's outputs."""
+        return sum(storage.bytes for storage in self.joint.returned)
 
     def plain(self, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
         """Return the plan that recomputes nothing."""
@@ -116,11 +121,10 @@ class RegionGraphs:
 
     def _with_schedules(self, curve: Sequence[CurvePoint]) -> list[CurvePoint]:
         """Return the plans of another region; none where this one has other ops or twice the memory."""
-        points: list[CurvePoint] = []
         with suppress(UsageError, InvalidSchedule):
             if self._growth(curve) == 1:
-                points += [self.point(point.planned.schedule, point.cuts) for point in curve]
-        return points
+                return [self.point(point.planned.schedule, point.cuts) for point in curve]
+        return []
 
     def _with_cuts(self, curve: Sequence[CurvePoint]) -> list[CurvePoint]:
         """Return plans with the cuts of another region, in twice the parts for twice the memory; none without rows."""
@@ -133,7 +137,7 @@ class RegionGraphs:
 
     def _growth(self, curve: Sequence[CurvePoint]) -> int:
         """Return the power of two by which this region is larger than another."""
-        growth = self.plain().planned.plain_peak_bytes / max(1, curve[-1].planned.plain_peak_bytes)
+        growth = baseline_of(self.prepared().graph).peak_bytes / max(1, curve[-1].planned.plain_peak_bytes)
         return int(2 ** int(log2(max(1.0, growth))))
 
     def _curve_with(self, cuts: Mapping[str, Split]) -> list[CurvePoint]:
@@ -164,9 +168,8 @@ class RegionGraphs:
 
     def _within(self, limits: Iterable[tuple[int, int]], cuts: Mapping[str, Split] = _WHOLE) -> Iterator[CurvePoint]:
         """Yield plans within limits of bytes: those kept between the passes, and the peak."""
-        outputs, prepared = self.plain(cuts).outputs, self.prepared(cuts)
         for kept, peak in limits:
-            schedule = _plan_that_keeps(self.source, prepared, kept + 2 * outputs, peak)
+            schedule = _plan_that_keeps(self.source, self.prepared(cuts), kept + 2 * self.outputs, peak)
             if schedule is not None:
                 yield self.point(schedule, cuts)
 
