@@ -12,7 +12,7 @@ from remat_cli.core.operators import Operand, Operator
 from remat_cli.errors import UsageError
 from remat_cli.formats.input_values import parse_value
 from remat_cli.settings import Settings, Wording, setting
-from remat_cli.splitting.cuts import Split
+from remat_cli.splitting.cuts import Split, read_cuts
 
 MODES = ("training", "inference")
 
@@ -148,7 +148,7 @@ class ReadOptions(Settings):
         Raises:
             UsageError: one is not understood.
         """
-        return {name: Split.parse(str(text)) for name, text in self.parts.items()}
+        return read_cuts(self.parts)
 
     @property
     def storage(self) -> Aliasing:

@@ -49,6 +49,11 @@ def value_of(target: Any, args: Any, kwargs: Any, like: fx.Node) -> Any:
         return target(*real[0], **real[1])
 
 
+def layouts_of(value: Any) -> list[tuple[Any, ...]]:
+    """Return shape, strides, type and device of the tensors of a value."""
+    return [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors_of(value)]
+
+
 def update_value(node: fx.Node) -> None:
     """Compute a node's value from its present operands."""
     node.meta["val"] = value_of(node.target, node.args, node.kwargs, node)

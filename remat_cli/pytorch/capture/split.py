@@ -20,7 +20,7 @@ from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
 from remat_cli.pytorch.capture.mutation import is_backward
-from remat_cli.pytorch.capture.ops import IN_PLACE, PART, is_item, is_view, tensors_of, value_of
+from remat_cli.pytorch.capture.ops import IN_PLACE, PART, is_item, is_view, layouts_of, tensors_of, value_of
 from remat_cli.pytorch.capture.rows_first import rows_first
 from remat_cli.pytorch.capture.shifted import without_shifts
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
@@ -285,7 +285,7 @@ class _Writer:
             forward = not is_backward(like) or self.factor is not None
         node.meta["partitioner_tag"] = "is_forward" if forward else "is_backward"
         places = {source: place for place, source in enumerate(node.all_input_nodes)}
-        kind = str((target, map_arg((args, kwargs), lambda source: (places[source], _layout(source)))))
+        kind = str((target, map_arg((args, kwargs), lambda source: (places[source], layouts_of(source.meta["val"])))))
         if kind in self.known:
             node.meta["val"] = _value_as(self.known[kind], node)
         else:
@@ -433,10 +433,6 @@ def _results(node: fx.Node) -> list[fx.Node]:
 def _is_dense(value: torch.Tensor) -> bool:
     """Tell whether a tensor fills its memory, each entry with a place of its own."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
-
-
-def _layout(node: fx.Node) -> Any:
-    return [(value.shape, value.stride(), value.dtype, value.device) for value in tensors_of(node.meta["val"])]
 
 
 def _value_as(known: fx.Node, node: fx.Node) -> Any:

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.live_storages import LiveStorages
-from remat_cli.pytorch.capture.ops import tensors_of
+from remat_cli.pytorch.capture.ops import layouts_of
 from remat_cli.pytorch.capture.sizes import with_strides
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.cuts import COPIES, cut_at_copies, cut_at_parts, is_write
@@ -64,7 +64,7 @@ class _Piece:
 
 
 class CompiledPieces:
-    """A pass in compiled pieces, with copies between them.
+    """A pass in compiled pieces, with copies and writes in between.
 
     Its use is that of `CompiledGraph`.
 
@@ -201,7 +201,7 @@ class CompiledPieces:
         return node
 
     def _runs(self, node: fx.Node) -> bool:
-        """Run an op on tensors without data; return whether it runs on operands that are laid out as pieces make them.
+        """Run an op on tensors without data; return whether it takes the layouts that pieces make.
 
         A view may not.
         """
@@ -246,7 +246,7 @@ class CompiledPieces:
         return _Piece(done, inputs, outputs)
 
     def _compiled(self, module: fx.GraphModule, compiled: partial[CompiledGraph]) -> CompiledGraph:
-        """Compile a piece, or return an equal one."""
+        """Compile a piece, or return an equal piece."""
         if self._known is None:
             return compiled(module)
         kind = f"{compiled.keywords} {_kind(module)}"
@@ -289,15 +289,13 @@ def _kind(module: fx.GraphModule) -> str:
     places = {node: place for place, node in enumerate(module.graph.nodes)}
     written: list[Any] = []
     for node in module.graph.nodes:
-        given = _described(node.meta["val"]) if node.op == "placeholder" else str(node.target)
-        if node.op == "get_attr":  # a subgraph: two of one name may differ
+        given: Any = str(node.target)
+        if node.op == "placeholder":
+            given = layouts_of(node.meta["val"]) or node.meta["val"]
+        elif node.op == "get_attr":  # a subgraph: two of one name may differ
             given = id(getattr(module, given))
         written.append((node.op, given, map_arg((node.args, node.kwargs), lambda source: f"%{places[source]}")))
     return str(written)
-
-
-def _described(value: Any) -> Any:
-    return [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors_of(value)] or value
 
 
 def _with_constants(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
