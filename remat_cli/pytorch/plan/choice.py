@@ -108,21 +108,10 @@ class ScheduleSource(ABC):
         del modules
         return joint, captured
 
-    def in_parts_of(
-        self, planned: GraphRecord, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> tuple[Joint, Graph]:
-        """Return the step at other sizes, in the parts of a plan, with its graph.
-
-        Args:
-            planned: the plan at its own sizes.
-            joint: the step without parts at the other sizes.
-            captured: the same graph as given by torch.
-            modules: modules with their parameters in memory, used or not.
-
-        Raises:
-            UsageError: there are fewer rows than parts.
-        """
-        raise NotImplementedError
+    def graph(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Graph:
+        """Return a step's graph, to be planned or replayed; arguments are those of `planned`."""
+        del captured, modules
+        return graph_of(joint, _NAME)
 
     def explained(
         self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -159,7 +148,7 @@ class ScheduleSource(ABC):
         return None
 
     def link(self, graph: Graph) -> Link | None:
-        """Return the link to the host for a graph, if plans use it."""
+        """Return the link to the host for a graph, if plans move tensors."""
         del graph
         return None
 
@@ -255,8 +244,7 @@ class FromFile(ScheduleSource):
             GraphError: the schedule is for another graph; the message names the first different op.
             InvalidSchedule: the schedule breaks a rule.
         """
-        del captured, modules
-        graph = graph_of(joint, _NAME)
+        graph = self.graph(joint, captured, modules)
         check_structure(graph, self.file.structure or {}, str(self.path))
         # Whether a step holds does not depend on how fast the link is.
         link = Link(Fraction(1))
@@ -336,6 +324,8 @@ class WithinBudget(ScheduleSource):
         UsageError: the folder is a file, or the optimizer's state is unknown.
     """
 
+    takes_sizes = True
+
     request: Request
     graph_options: GraphOptions
     optimizer: torch.optim.Optimizer | None = None
@@ -358,7 +348,6 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
-        self.takes_sizes = True
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -397,12 +386,9 @@ class WithinBudget(ScheduleSource):
         self.describe_parts(cuts, whole.graph, self.prepared(split_joint, split_captured, modules))
         return split_joint, split_captured
 
-    def in_parts_of(
-        self, planned: GraphRecord, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> tuple[Joint, Graph]:
-        """Return the step at other sizes, in the parts of a plan; see `ScheduleSource.in_parts_of`."""
-        joint, captured = step_in_parts(joint, captured, planned.cuts)
-        return joint, self.prepared(joint, captured, modules).graph
+    def graph(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Graph:
+        """Return a step's graph with measured kernels; see `ScheduleSource.graph`."""
+        return self.prepared(joint, captured, modules).graph
 
     def best_cuts(
         self, whole: Prepared, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
@@ -500,7 +486,7 @@ class WithinBudget(ScheduleSource):
         return found
 
     def former_cuts(self, whole: Graph) -> Iterator[Mapping[str, Split]]:
-        """Yield cuts of other sizes, the last first, with as many rows in a part as there."""
+        """Yield cuts of other sizes, the last first, with equally many rows in a part."""
         size = activations_of(whole).bytes
         for former, cuts in reversed(list(self.former.values())):
             factor = Fraction(size, max(1, former))
@@ -516,10 +502,7 @@ class WithinBudget(ScheduleSource):
         found = self.plan_split(joint, captured, modules, is_trial=True)
         if not found.cuts and not found.bound_by:
             return refusal
-        words = found.in_words("split=True")
-        if found.cuts:
-            return DoesNotFit(refusal.message, hint=f"{words}; or {refusal.hint}")
-        return DoesNotFit(refusal.message, hint=f"{refusal.hint}; {words}")
+        return with_trial(refusal, found.in_words("split=True"), fits=bool(found.cuts))
 
     def within(self, budget_bytes: int) -> ScheduleSource:
         """Return a source of plans within another budget, in bytes.
@@ -821,6 +804,12 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
         f"needs {format_bytes(baseline_of(graph).peak_bytes)}",
         hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or smaller inputs',
     )
+
+
+def with_trial(refusal: DoesNotFit, effect: str, *, fits: bool) -> DoesNotFit:
+    """Return a refusal with the effect of a trial in its hint, first if it fits."""
+    hint = f"{effect}; or {refusal.hint}" if fits else f"{refusal.hint}; {effect}"
+    return DoesNotFit(refusal.message, hint=hint)
 
 
 def larger_share(peak_bytes: int, other_bytes: int, activation_bytes: int) -> str:

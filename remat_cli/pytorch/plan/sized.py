@@ -29,7 +29,7 @@ from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
-from remat_cli.pytorch.plan.choice import ScheduleSource
+from remat_cli.pytorch.plan.choice import ScheduleSource, step_in_parts
 from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
@@ -286,7 +286,8 @@ class SizedStep:
         if planned.graph not in here.in_parts:
             sized = self._sizes.at(here.values)
             joint = sized.joint.releasing(passes.sized.joint.released)
-            here.in_parts[planned.graph] = self._source.in_parts_of(planned, joint, sized.in_numbers, self._modules)
+            joint, captured = step_in_parts(joint, sized.in_numbers, planned.cuts)
+            here.in_parts[planned.graph] = joint, self._source.graph(joint, captured, self._modules)
         _, graph = here.in_parts[planned.graph]
         trace = simulate(graph, passes.schedule, link=self._source.link(graph))
         there = GraphRecord.of(graph, passes.schedule, trace, planned.budget_bytes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from remat_cli.core.simulate import Trace
 from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
-from remat_cli.pytorch.plan.choice import larger_share
+from remat_cli.pytorch.plan.choice import larger_share, with_trial
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
@@ -105,10 +105,9 @@ class StepChooser:
         """
         source = self._request.source
         peak = replace(plan.step, curves=curves).least(source.free_bytes)
-        least = f"in parts, the least peak of the step that was found is {format_bytes(peak)}"
         fits = peak <= self._budget_bytes(plan, source.reserve_bytes)
-        hints = (f"split=True fits: {least}; or ", "") if fits else ("", f"; split=True would not help: {least}")
-        return DoesNotFit(refusal.message, hint=f"{hints[0]}{refusal.hint}{hints[1]}")
+        effect = f"split=True {'fits' if fits else 'would not help'}: in parts, the least peak of the step that was "
+        return with_trial(refusal, f"{effect}found is {format_bytes(peak)}", fits=fits)
 
     def _choose_given(self, plan: StepChoice, given: GivenBlocks) -> None:
         """Take the plans of a file.
