@@ -91,8 +91,8 @@ def planned(
             are chosen are compiled, once for each kind of region. From the second size on, kernels are compiled with
             symbols, once for all sizes. With split, equal parts are compiled once, and random numbers are eager's.
         split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
-            time; of a model planned by blocks, regions of each block. Results are those of the step to rounding. Each
-            shape of the inputs is planned by itself.
+            time; of a model planned by blocks, regions of each block. Results are those of the step to rounding. With
+            fused kernels, and by blocks, each shape of the inputs is captured and planned by itself.
         strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
             of the least peak runs, and a warning says by how much it is above the budget.
 
