@@ -88,7 +88,7 @@ class PlannerChoice:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The planner as files and summaries name it: with its options, and the package that it comes from."""
+        """The planner by its name in files and summaries: with its options, and the package that it comes from."""
         package = package_of(self.name)
         return {"name": self.name, "options": self.all_options()} | ({"package": package} if package else {})
 

@@ -30,7 +30,7 @@ class CudaAllocator:
         return float("inf") if self.max_split_size_mb is None else self.max_split_size_mb * _MIB
 
     def __str__(self) -> str:
-        """The allocator as users write it."""
+        """The allocator in the words of users."""
         said = [f"expandable_segments:{self.expandable_segments}"] if self.expandable_segments else []
         said += [] if self.max_split_size_mb is None else [f"max_split_size_mb:{self.max_split_size_mb}"]
         return "cuda" + (f":{','.join(said)}" if said else "")

@@ -28,7 +28,7 @@ def names_function(path: Path) -> bool:
 
 
 def parts(reference: str) -> tuple[str, str]:
-    """Return the file or module, and the name in it.
+    """Return the file or module, and the function's name.
 
     Raises:
         UsageError: it names no function.
@@ -45,7 +45,7 @@ def file_of(path: Path) -> Path:
 
 
 def graph_next_to(folder: Path, graph: str) -> Path:
-    """Return GRAPH as a file in `folder` names it: a path is relative to that folder, a module is found as ever."""
+    """Return the name of GRAPH in a file in `folder`: a path is relative to that folder, a module is found as ever."""
     path, match = folder / graph, _REFERENCE.fullmatch(graph)
     of_module = match is not None and not match["where"].endswith(".py")
     return Path(graph) if of_module and not exists(path) else path

@@ -47,7 +47,7 @@ class Split:
 
 
 def read_cuts(written: Mapping[str, object]) -> dict[str, Split]:
-    """Return cuts by the name of an op, as files have them.
+    """Return cuts from a file, by the name of an op.
 
     Raises:
         UsageError: one is not understood.
@@ -56,7 +56,7 @@ def read_cuts(written: Mapping[str, object]) -> dict[str, Split]:
 
 
 def written_cuts(cuts: Mapping[str, Split]) -> dict[str, str]:
-    """Return cuts as files have them."""
+    """Return cuts in the form of files."""
     return {name: str(cut) for name, cut in sorted(cuts.items())}
 
 

@@ -51,7 +51,7 @@ class NodeNames:
         self._taken.update(_names_in(graph))
 
     def fresh(self, wanted: str) -> str:
-        """Return `wanted`, or a free name close to it.
+        """Return `wanted`, or a similar free name.
 
         The name counts as taken from then on.
         """

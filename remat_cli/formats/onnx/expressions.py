@@ -1,4 +1,4 @@
-"""Sizes as expressions of symbols, such as "2*N" or "floor(L/2)", as torch.export writes them."""
+"""Sizes as expressions of symbols, such as "2*N" or "floor(L/2)", as in exports of torch."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def check_form(node: Node, schema: OpSchema) -> None:
 
 
 def infer(node: Node, schema: OpSchema, values: Values, opsets: OperatorSets) -> dict[str, onnx.TypeProto]:
-    """Return the types of a node's outputs, as far as onnx infers them.
+    """Return the types of a node's outputs that onnx infers.
 
     Raises:
         GraphError: the node breaks its op's rules: shapes do not match, or attributes or inputs are missing.

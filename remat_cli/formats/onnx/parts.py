@@ -204,7 +204,7 @@ class _Part:
     slices: dict[tuple[str, Part], str] = field(default_factory=dict)
 
     def nodes(self, node: Node) -> Iterator[onnx.NodeProto]:
-        """Yield the node for these rows, with what it needs before and after."""
+        """Yield the node for these rows, with its slices before and its joins after."""
         axis, own = self.writer.region.members[node.name], self.writer.names.fresh(f"{node.name}_part{self.number}")
         names: dict[str, str] = {}
         for name in node.reads:

@@ -167,7 +167,7 @@ class ClassCosts(NeighbourhoodCosts):
         self._cost: list[float] = []  # cost of the class, at its root
 
     def lost(self, tensor: int) -> None:
-        """Unite `tensor` and the classes around it."""
+        """Unite `tensor` and its neighbouring classes."""
         super().lost(tensor)
         classes = self._neighbour_classes(tensor)
         node = len(self._parent)

@@ -275,7 +275,7 @@ class _Reader:
         )
 
     def input_names(self) -> dict[fx.Node, str]:
-        """Name inputs as the user does, or as torch does.
+        """Name inputs by the user's names, or by torch's.
 
         torch's names replace unknown and ambiguous ones.
         """

@@ -1,4 +1,4 @@
-"""The outputs of a captured function, and the gradients that arrive for them.
+"""The outputs of a captured function, and their gradients.
 
 torch.compile traces a tangent for every differentiable output, and fills missing tangents with zeros. Zeros cost memory
 and work, and give zero gradients to parameters that eager leaves out. So outputs without a gradient are captured

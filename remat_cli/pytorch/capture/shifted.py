@@ -101,7 +101,7 @@ def _place(cut: fx.Node) -> tuple[Any, ...]:
 
 
 def _derivation(node: fx.Node) -> list[fx.Node]:
-    """Return a node, and those that it has its values from by views, copies and casts, back to the first one."""
+    """Return a node and its sources through views, copies and casts, back to the first."""
     found = [node]
     while found[-1].target in (*_SAME_VALUES, _CAST):
         found.append(found[-1].args[0])  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
 
 
 def _erase_up_to(end: fx.Node, source: fx.Node) -> None:
-    """Erase a node that nothing reads, and the views from a source to it."""
+    """Erase a node that nothing reads, and the views before it up to a source."""
     while end is not source and not end.users:
         before = end.args[0]
         end.graph.erase_node(end)

@@ -44,7 +44,7 @@ class Weightless(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Send factories to the meta device, and keep moved tensors there."""
+        """Send factories and moved tensors to the meta device."""
         kwargs = dict(kwargs or {})
         if makes_tensors(func):
             return self._created(func, args, kwargs)

@@ -220,7 +220,7 @@ class Eager:
         return simulate(prepared.graph, step.schedule), prepared
 
     def confirm(self, checkpoints: Sequence[str], saved: Mapping[str, Saved] | None = None) -> Trace:
-        """Return the replay of a step with checkpoints, as torch runs it.
+        """Return the replay of a step with checkpoints in torch's order.
 
         Raises:
             CannotRunAgain: the step fails with some of them.
@@ -349,7 +349,7 @@ def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, o
 
 
 def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> CheckpointPlanning:
-    """Choose the modules of a captured step, as `plan_checkpoints` does."""
+    """Choose the modules of a captured step by the rules of `plan_checkpoints`."""
     observe.phase("choosing modules")
     asked = request.budget_bytes(looked.plain_prepared.graph)
     wrapped, none_fits, least = looked.without_failing(lambda: _chosen(looked.eager, looked.memory, asked))

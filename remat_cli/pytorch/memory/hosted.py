@@ -33,7 +33,7 @@ def can_leave(value: Any) -> bool:
 
 @dataclass(eq=False)
 class _Away:
-    """The memory of a tensor on the host, or on its way there.
+    """The memory of a tensor on the host, or on its way.
 
     Attributes:
         here: the tensor until it is released.

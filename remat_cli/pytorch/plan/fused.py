@@ -335,7 +335,7 @@ def given_to(captured: Captured) -> list[object]:
 
 
 def _take_strides(handed_over: Sequence[fx.Node], strides: Sequence[Sequence[int] | None]) -> None:
-    """Give inputs of the backward pass the strides with which the forward pass makes them."""
+    """Give inputs of the backward pass the strides from the forward pass."""
     for node, stride in zip(handed_over, strides, strict=True):
         node.meta["val"] = with_strides(node.meta["val"], stride)
 

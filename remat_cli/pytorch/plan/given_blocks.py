@@ -87,7 +87,7 @@ class GivenBlocks:
                 )
 
     def points_for(self, names: Sequence[str], graphs: RegionGraphs) -> list[CurvePoint]:
-        """Return the plans of equal calls, to follow the plain one.
+        """Return the plans of equal calls, to follow the plain plan.
 
         Args:
             names: names of the calls.

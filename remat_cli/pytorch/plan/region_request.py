@@ -17,7 +17,7 @@ from remat_cli.training.resident import OPTIMIZERS
 
 @dataclass(eq=False)
 class RegionRequest:
-    """What a user asked for.
+    """The request of a user.
 
     Attributes:
         module: the model.

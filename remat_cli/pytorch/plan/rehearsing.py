@@ -30,7 +30,7 @@ from remat_cli.pytorch.unstable.modules import own_call
 
 @dataclass(frozen=True, eq=False)
 class RehearsedStep:
-    """What a rehearsal has shown.
+    """The findings of a rehearsal.
 
     Attributes:
         rehearsal: the rehearsal.

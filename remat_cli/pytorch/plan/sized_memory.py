@@ -111,7 +111,7 @@ class ResizedGraph:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph itself, as the judge takes it."""
+        """The graph itself, for the judge."""
         return resized(self._given, dict(zip(self._given.tensors, self._sizes.tolist(), strict=True)))
 
     def levels(self, memory: SizedMemory) -> NDArray[np.int64]:

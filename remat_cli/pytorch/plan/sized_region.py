@@ -80,7 +80,7 @@ class RegionKernels:
         return (plan, plan.values) in self._compiled
 
     def of(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
-        """Return a plan's kernels for some sizes; those for all sizes, if they hold there.
+        """Return a plan's kernels for some sizes, if possible those for all sizes.
 
         Raises:
             GraphError: inductor does not compile the plan.
@@ -90,7 +90,7 @@ class RegionKernels:
         return own if self._kernels.hold_at(own, plan.values, values) else self._at(plan, values)
 
     def suit(self, sizes: Sizes, values: Values) -> bool:
-        """Return whether the kernels run in another capture of the same ops, as inputs are laid out there."""
+        """Return whether the kernels run in another capture, by the layouts of its inputs."""
         return given_to(sizes.at(values).captured) == given_to(self._sizes.at(values).captured)
 
     def _at(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
@@ -179,7 +179,7 @@ _Pass = tuple[fx.GraphModule, Callable[[list[Any]], Any]]
 
 
 def watch_runs(hooks: RegionHooks, name: str, forward: _Pass, backward: _Pass, *, is_planned: bool) -> None:
-    """Have torch run a region's two passes, with hooks around them.
+    """Have torch run a region's two passes between hooks.
 
     Args:
         hooks: the hooks.

@@ -74,7 +74,7 @@ class _Cutter:
     alone: set[fx.Node] = field(default_factory=set)
 
     def add(self, node: fx.Node) -> Iterator[fx.Node | list[fx.Node]]:
-        """Add a node; yield what is complete."""
+        """Add a node; yield complete pieces and nodes that run alone."""
         if node.op == "get_attr":
             return
         sources, part = set(node.all_input_nodes), node.meta.get(PART)
@@ -104,7 +104,7 @@ class _Cutter:
         return node.target in COPIES or node.target is _EMPTY or draws(node)
 
     def flush(self) -> Iterator[fx.Node | list[fx.Node]]:
-        """Yield the piece, and the writes after it."""
+        """Yield the piece, and its writes."""
         if self.piece:
             yield self.piece
         yield from self.writes

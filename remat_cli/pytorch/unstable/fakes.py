@@ -1,4 +1,4 @@
-"""Tensors without data, and errors over them."""
+"""Tensors without data, and their errors."""
 
 from __future__ import annotations
 

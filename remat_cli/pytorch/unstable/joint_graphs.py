@@ -64,7 +64,7 @@ def as_captured_with(mode: Any) -> AbstractContextManager[Any]:
 
 
 def mode_of_capture() -> Any:
-    """Return the mode of the fake tensors of the capture under way; None outside of one."""
+    """Return the mode of the fake tensors of the capture under way, if any."""
     context = TracingContext.try_get()
     return None if context is None else context.fake_mode
 
@@ -113,7 +113,7 @@ def save_any_number() -> None:
 
 
 def shards_take_sizes() -> bool:
-    """Return whether a graph of DTensors may save any number of tensors, as plans for many sizes do.
+    """Return whether a graph of DTensors may save any number of tensors.
 
     torch 2.13 runs such a graph, 2.15 counts what it returns; other releases are untried.
     """

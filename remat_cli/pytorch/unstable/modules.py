@@ -1,4 +1,4 @@
-"""The calls of modules, and what modules hold."""
+"""The calls of modules, and their contents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_call(module: nn.Module) -> Callable[..., Any]:
 
 
 def call_instead(module: nn.Module) -> Callable[..., Any] | None:
-    """Return what runs in place of a module's calls; None where nothing does."""
+    """Return the function in place of a module's calls, if any."""
     return module._compiled_call_impl
 
 
@@ -45,7 +45,7 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def uncompiled(module: Any) -> Any:
-    """Return the module that torch.compile was given; any other module as it is."""
+    """Return the module that torch.compile was given; other modules unchanged."""
     return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
@@ -55,7 +55,7 @@ def makes_tensors(function: Any) -> bool:
 
 
 def enclosing_parallel() -> nn.parallel.DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose call runs; None where none does."""
+    """Return the DistributedDataParallel whose call runs, if any."""
     return nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call,no-any-return]
 
 

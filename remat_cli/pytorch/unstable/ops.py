@@ -1,4 +1,4 @@
-"""Ops of torch, and what is declared of them."""
+"""Ops of torch, and their declarations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def wait_for_part(value: DTensor) -> None:
 
 
 def part_of(value: DTensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor, as autograd sees it."""
+    """Return this rank's part of a DTensor for autograd."""
     return value._local_tensor
 
 

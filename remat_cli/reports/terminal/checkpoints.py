@@ -111,7 +111,7 @@ def ranges(paths: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def _follows(one: str, other: str) -> bool:
-    """Tell whether two paths differ only in one number, higher by one."""
+    """Tell whether two paths differ only in a number that is higher by 1."""
     first, second = one.split("."), other.split(".")
     apart = [(a, b) for a, b in zip(first, second, strict=False) if a != b]
     if len(first) != len(second) or len(apart) != 1:

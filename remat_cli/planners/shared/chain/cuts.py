@@ -153,7 +153,7 @@ class ForwardValues:
         return produced if is_loss else []
 
     def _births_and_deaths(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield, for each place, the tensors that begin and end there.
+        """Yield the tensors that begin and end at each place.
 
         They begin with their production if they are read later, and end with their last read.
         """
