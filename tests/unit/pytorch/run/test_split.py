@@ -76,7 +76,7 @@ class Branching(nn.Module):
 
 
 class EqualLayers(nn.Module):
-    """Between layers that need as much stands what sees all rows."""
+    """Equal layers with batch norms between them, which see all rows."""
 
     def __init__(self) -> None:
         super().__init__()
