@@ -89,8 +89,9 @@ test-newest: ## run the same tests with the newest releases there are
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
 	.venv-newest/bin/python -m pytest -n 3 -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
-thorough: install ## draw many more examples for the property tests
-	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement
+thorough: install ## run sweeps over all their seeds, long tests, and many more examples of the property tests
+	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement tests/unit/planners/dtr
+	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough -m thorough
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[frameworks]' torch==$(TORCH)

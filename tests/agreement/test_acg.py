@@ -11,6 +11,7 @@ import pytest
 
 from remat_cli.planners.published.acg.division_tree import ComputationGraph, DivisionTree, Segment, SegmentKind
 from remat_cli.planners.published.acg.solver import StoredChoice, StoredSets
+from tests.seeds import seeds
 
 Set = frozenset[int]
 Edges = frozenset[tuple[int, int]]
@@ -208,7 +209,7 @@ def test_best_choice_is_the_best_of_all_admissible_sets(first: int) -> None:
         assert sets.best.cost == min(each.cost for each in admissible_sets(graph)), seed
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_under_every_limit_the_least_is_stored(seed: int) -> None:
     graph = random_graph(seed)
     sets = StoredSets(DivisionTree.of(graph))
@@ -219,7 +220,7 @@ def test_under_every_limit_the_least_is_stored(seed: int) -> None:
         assert choice.stored == min(each.stored for each in every if each.largest <= limit)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_a_wide_spread_is_all_that_no_other_set_beats(seed: int) -> None:
     graph = random_graph(seed)
     found = {(each.stored, each.largest) for each in StoredSets(DivisionTree.of(graph)).spread(1000)}

@@ -17,6 +17,7 @@ from remat_cli.planners.published.lower_sets.families import LowerSets, all_lowe
 from remat_cli.planners.published.lower_sets.options import Strategy
 from remat_cli.planners.published.lower_sets.transitions import Steps
 from remat_cli.planners.shared.forward_part import ForwardPart
+from tests.seeds import seeds
 
 Set = frozenset[int]
 
@@ -139,7 +140,7 @@ def dp_of(dag: Dag, family: str = "pruned", slots: int = 1000) -> LowerSetDP:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_family_is_what_it_is_meant_to_be(seed: int, family: str) -> None:
     dag = random_dag(seed, FAMILIES[family].size)
     sets = FAMILIES[family].made(forward_part_of(dag))
@@ -150,7 +151,7 @@ def test_family_is_what_it_is_meant_to_be(seed: int, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int, family: str) -> None:
     dag = random_dag(seed, FAMILIES[family].size)
     every = list(chains(dag, FAMILIES[family].meant(dag)))
@@ -168,7 +169,7 @@ def test_smallest_budget_and_both_strategies_agree_with_every_chain(seed: int, f
             assert answer.peak <= budget
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_exhaustive_lists_every_chain(seed: int) -> None:
     dag = random_dag(seed, size=6)
     every = sorted((chain.peak, chain.overhead) for chain in chains(dag, every_lower_set_of(dag)))
@@ -179,7 +180,7 @@ def test_exhaustive_lists_every_chain(seed: int) -> None:
     assert sorted((chain.peak, chain.overhead) for chain in within) == [each for each in every if each[0] <= budget]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_step_costs_are_those_of_sets(seed: int) -> None:
     # More vertices than bits in a word, and boundaries of more vertices than one look-up takes.
     rng = random.Random(seed)
@@ -209,7 +210,7 @@ def closed(dag: Dag, rng: random.Random) -> list[bool]:
     return [v in members for v in range(len(dag.sizes))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_below_the_smallest_budget_there_is_no_chain(seed: int) -> None:
     dp = dp_of(random_dag(seed))
     below = dp.smallest_budget() - 1

@@ -44,6 +44,7 @@ from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence
 from tests.graphs import graph_of, op, problems, training_graphs
 from tests.paper_chains import Chain, fluid_needs
+from tests.seeds import seeds
 
 RATES = [Fraction(1), Fraction(2), Fraction(3, 7), Fraction(1, 6)]
 Data = tuple[str, int]
@@ -251,7 +252,7 @@ def backward_steps(block: Block) -> Sequence[ChainStep]:
     return [*recomputed(block.recomputation)]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_recurrences_along_each_structure_are_its_simulated_time(seed: int) -> None:
     rng = random.Random(seed)
     layers = rng.randint(3, 4)
@@ -262,7 +263,7 @@ def test_recurrences_along_each_structure_are_its_simulated_time(seed: int) -> N
             assert fluid_time(model, structure) == simulated(chain, memory, rate, structure)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_recompute_costs_of_each_tree_are_its_simulated_time(seed: int) -> None:
     rng = random.Random(seed)
     last = rng.choice([2, 3, 4, 4, 4])
@@ -290,7 +291,7 @@ def simulated_recomputation(
     return reverse.now if all(reverse.run(*op) for op in reversed(ops)) else inf
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_dynamic_program_finds_the_best_structure(seed: int) -> None:
     """Whole rates and whole numbers lead to whole bytes, so that a grid of bytes is exact."""
     rng = random.Random(seed)
@@ -306,7 +307,7 @@ def test_dynamic_program_finds_the_best_structure(seed: int) -> None:
                 assert fluid_time(model, table.structure(reserved)) == min(times)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_structure_has_the_time_that_the_table_says(seed: int) -> None:
     rng = random.Random(seed)
     chain, rate, memory = random_chain(rng, rng.randint(5, 10)), rng.choice([1, 2, 3]), 50
@@ -320,7 +321,7 @@ def test_structure_has_the_time_that_the_table_says(seed: int) -> None:
         assert float(fluid_time(model, table.structure(reserved))) == pytest.approx(table.time(reserved))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_on_a_coarse_grid_a_structure_is_no_slower_than_the_table_says(seed: int) -> None:
     rng = random.Random(seed)
     chain, rate = random_chain(rng, rng.randint(3, 6)), rng.choice(RATES)

@@ -35,6 +35,7 @@ from remat_cli.training import training_graph
 from tests.graphs import graph_of, op, problems, training_graphs
 from tests.paper_chains import Chain, rotor_needs
 from tests.places import GRAPHS
+from tests.seeds import seeds
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def predicted_time(needs: RotorNeeds, structure: Structure) -> int:
     return int(needs.no_grad_time[first : middle + 1].sum()) + rest + predicted_time(needs, structure.again)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_recurrence_and_replay_agree_on_every_structure(seed: int) -> None:
     chain = random_chain(seed, layers=3 + seed % 3)
     needs = rotor_needs(chain)
@@ -212,7 +213,7 @@ def test_recurrence_and_replay_agree_on_every_structure(seed: int) -> None:
         assert predicted_time(needs, structure) == cost.time
 
 
-@pytest.mark.parametrize("seed", range(240))
+@pytest.mark.parametrize("seed", seeds(240))
 def test_least_time_in_every_amount_of_memory_is_that_of_the_best_structure(seed: int) -> None:
     chain = random_chain(1000 + seed, layers=(2, 3, 4, 5, 5, 5)[seed % 6])
     costs = [replayed(chain, structure.steps()) for structure in structures(1, len(chain))]
@@ -226,7 +227,7 @@ def test_least_time_in_every_amount_of_memory_is_that_of_the_best_structure(seed
             assert cost.peak <= m
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 @pytest.mark.parametrize("unit", [2, 3])
 def test_sizes_are_rounded_up(seed: int, unit: int) -> None:
     chain = random_chain(2000 + seed, layers=4)

@@ -24,11 +24,11 @@ SMALL = Place("cpu", small=True)
 @pytest.mark.parametrize(
     "name",
     [
-        "llama at 70%",
-        "llama beside checkpoints of all blocks",
+        pytest.param("llama at 70%", marks=pytest.mark.thorough),
+        pytest.param("llama beside checkpoints of all blocks", marks=pytest.mark.thorough),
         "llama at 50%, offloading",
         "gpt, lengths that change",
-        "gpt, gradients accumulated",
+        pytest.param("gpt, gradients accumulated", marks=pytest.mark.thorough),
         "gpt by blocks, FSDP2",
     ],
 )

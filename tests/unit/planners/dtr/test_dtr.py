@@ -26,6 +26,7 @@ from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.prepare import prepare
 from tests.graphs import chain, graph_of, in_place, multi_output, op, small_graphs, training_chain, training_unet
 from tests.places import GRAPHS
+from tests.seeds import seeds
 
 NO_LIMIT = 10**9
 
@@ -83,7 +84,7 @@ def walk(relations: Relations, costs: NeighbourhoodCosts, check: Callable[[set[i
             check(lost)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_h_dtr_counts_what_is_reached_through_lost_tensors_downwards_and_upwards(seed: int) -> None:
     graph = Relations(seed)
     costs = RegionCosts(graph.own, (graph.made_from, graph.used_for), (graph.used_for, graph.made_from))
@@ -96,7 +97,7 @@ def test_h_dtr_counts_what_is_reached_through_lost_tensors_downwards_and_upwards
     walk(graph, costs, check)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_msps_counts_what_a_tensor_is_made_from(seed: int) -> None:
     graph = Relations(seed, size=150 if seed % 10 == 0 else 12)  # large ones are forgotten all at once
     costs = RegionCosts(graph.own, (graph.made_from,), (graph.used_for,))
@@ -108,7 +109,7 @@ def test_msps_counts_what_a_tensor_is_made_from(seed: int) -> None:
     walk(graph, costs, check)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_eq_counts_the_classes_around(seed: int) -> None:
     graph = Relations(seed)
     near = [[*above, *below] for above, below in zip(graph.made_from, graph.used_for, strict=True)]

@@ -78,6 +78,7 @@ def test_kernels_that_do_not_hold_at_a_size_are_compiled_for_it_alone(monkeypatc
     assert [(graph.calls, graph.carried) for graph in alone] == [(4, [])]
 
 
+@pytest.mark.thorough
 def test_kernels_between_copies_to_the_host_run_at_all_sizes() -> None:
     model, twin = twins(Wide)
     moves: dict[str, Any] = {"offload": True, "device": "h100", "link_bandwidth": "12GB/s"}

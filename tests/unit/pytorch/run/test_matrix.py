@@ -75,7 +75,7 @@ ALONE = rows("""
     whole  eager    offload   one fixed    file
     whole  eager    split     one changing budget
     whole  eager    split     one fixed    file
-    whole  compiled offload   one fixed    budget
+    whole  compiled offload   one changing budget
     whole  compiled split     one fixed    budget
     whole  compiled recompute one fixed    file
     blocks eager    offload   one changing budget
@@ -86,15 +86,15 @@ ALONE = rows("""
     blocks eager    split     one fixed    file
 """)
 TOGETHER = rows("""
-    whole  eager    offload   ddp    fixed    file
-    whole  eager    split     ddp    fixed    budget
-    blocks compiled recompute ddp    changing budget
-    blocks compiled recompute fsdp2  changing budget
-    blocks eager    offload   fsdp2  fixed    file   bfloat16
-    blocks eager    split     fsdp2  fixed    budget
-    blocks compiled offload   tensor changing budget
-    blocks eager    recompute tensor fixed    file
-    blocks eager    split     tensor fixed    budget
+    whole  eager    offload   ddp    changing budget
+    whole  eager    split     ddp    fixed    file
+    blocks compiled recompute ddp    fixed    budget
+    blocks compiled recompute fsdp2  fixed    budget
+    blocks eager    offload   fsdp2  changing budget bfloat16
+    blocks eager    split     fsdp2  fixed    file
+    blocks compiled offload   tensor fixed    budget
+    blocks eager    recompute tensor changing budget
+    blocks eager    split     tensor fixed    file
 """)
 
 

@@ -15,7 +15,7 @@ from tests.places import GRAPHS
     ("path", "dims"),
     [
         (GRAPHS / "long_skip.onnx", {"batch": 1, "height": 256, "width": 256}),
-        (GRAPHS / "unet.onnx", {"batch": 1}),
+        pytest.param(GRAPHS / "unet.onnx", {"batch": 1}, marks=pytest.mark.thorough),
         (GRAPHS / "resnet50.onnx", {"batch": 1}),
         (GRAPHS / "gpt.onnx", {"batch": 1, "seq": 64}),
     ],
