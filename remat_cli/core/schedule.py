@@ -105,6 +105,36 @@ def plain_run(graph: Graph) -> Schedule:
     return Schedule(tuple(step for step in schedule.steps if type(step) is not Free or step.tensor not in lasting))
 
 
+def renamed(schedule: Schedule, graph: Graph, other: Graph) -> Schedule | None:
+    """Return a schedule of a graph in the names of an equal graph.
+
+    Args:
+        schedule: the schedule.
+        graph: its graph.
+        other: a graph with the same ops and sizes in the same order.
+
+    Returns:
+        The schedule; None if the graphs differ.
+    """
+    ops: dict[str, str] = {}
+    tensors: dict[str, str] = {}
+    if len(graph.ops) != len(other.ops):
+        return None
+    for one, another in zip(graph.ops, other.ops, strict=True):
+        counts = [(op.type, len(op.inputs), len(op.outputs)) for op in (one, another)]
+        if counts[0] != counts[1]:
+            return None
+        ops[one.name] = another.name
+        for name, its in zip((*one.inputs, *one.outputs), (*another.inputs, *another.outputs), strict=True):
+            if tensors.setdefault(name, its) != its or graph.tensors[name].bytes != other.tensors[its].bytes:
+                return None
+    steps = (
+        type(step)(ops[step.op]) if isinstance(step, Compute | Inplace) else type(step)(tensors[step.tensor])
+        for step in schedule.steps
+    )
+    return Schedule(tuple(steps))
+
+
 def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tensors that a step adds to device memory, and those that it removes."""
     match step:

@@ -27,8 +27,9 @@ Floats = NDArray[np.float64]
 # The same as in `shared.orders.moves` and `remaking`: a compiled function reads constants of its own module only.
 REACH, DEPTH, MOST_PRICED, MOST_COST = 1000, 8, 200, 1.2
 STEPS, LAST_STEP = 64.0, 2560
-# Kinds of moves, as row 0 of a table of moves holds them.
+# Kinds of moves, and rows of a table of moves. The subject is a run, or the instance to make again between two others.
 MOVE, LEAVE_OUT, MAKE_AGAIN = range(3)
+KIND, SUBJECT, AFTER, BEFORE = range(4)
 # Rows of the tables of a graph.
 READS_START, MAKES_START = range(2)
 TIME, OWN_BYTES, CAN_RERUN, INPLACE, SAVED = range(5)
@@ -274,7 +275,7 @@ def list_moves(g: GraphTables, s: Tables, moves: Ints) -> int:
     number = start = _list_restless(g, s, moves, lacking)
     for run in range(length):
         if s.ops[COPIES, s.runs[OP, run]] > 1:
-            moves[0, number], moves[1, number] = LEAVE_OUT, run
+            moves[KIND, number], moves[SUBJECT, number] = LEAVE_OUT, run
             number += 1
     _sort_by_op(s, moves, start, number)
     for instance in range(s.counts[INSTANCES]):
@@ -296,7 +297,7 @@ def _list_restless(g: GraphTables, s: Tables, moves: Ints, lacking: Ints) -> int
             if s.instances[TAIL, instance] >= 0:
                 last = min(last, s.nodes[READER, s.instances[TAIL, instance]] - 1)
         if first < last and lacking[last + 1] > lacking[first]:
-            moves[0, number], moves[1, number] = MOVE, run
+            moves[KIND, number], moves[SUBJECT, number] = MOVE, run
             number += 1
     return number
 
@@ -308,13 +309,13 @@ def _list_pauses(s: Tables, moves: Ints, lacking: Ints, instance: int, number: i
     while node >= 0:
         before = s.nodes[READER, node]
         if lacking[before] > lacking[after + 1]:
-            moves[0, number], moves[1, number] = MAKE_AGAIN, instance
-            moves[2, number], moves[3, number] = after, before
+            moves[KIND, number], moves[SUBJECT, number] = MAKE_AGAIN, instance
+            moves[AFTER, number], moves[BEFORE, number] = after, before
             number += 1
         after, node = before, s.nodes[EARLIER, node]
     if s.instances[KEPT, instance] and lacking[s.counts[LENGTH]] > lacking[after + 1]:
-        moves[0, number], moves[1, number] = MAKE_AGAIN, instance
-        moves[2, number], moves[3, number] = after, -1
+        moves[KIND, number], moves[SUBJECT, number] = MAKE_AGAIN, instance
+        moves[AFTER, number], moves[BEFORE, number] = after, -1
         number += 1
     return number
 
@@ -322,11 +323,11 @@ def _list_pauses(s: Tables, moves: Ints, lacking: Ints, instance: int, number: i
 @compiled
 def _sort_by_op(s: Tables, moves: Ints, start: int, stop: int) -> None:
     """Sort the moves' runs by op, and by number within an op."""
-    runs = moves[1, start:stop].copy()
+    runs = moves[SUBJECT, start:stop].copy()
     ops = np.empty(stop - start, dtype=np.int64)
     for at in range(stop - start):
         ops[at] = s.runs[OP, runs[at]] * s.counts[RUNS] + runs[at]
-    moves[1, start:stop] = runs[np.argsort(ops)]
+    moves[SUBJECT, start:stop] = runs[np.argsort(ops)]
 
 
 # Trying moves
@@ -365,14 +366,16 @@ def try_moves(
     """
     for turn in range(start, stop):
         at = turns[turn]
-        kind, what = moves[0, at], moves[1, at]
+        kind, what = moves[KIND, at], moves[SUBJECT, at]
         if kind == MOVE:
             if s.runs[THERE, what]:
                 _move(g, s, what, price / temperature, draws[turn], shares)
         elif kind == LEAVE_OUT:
             if s.runs[THERE, what] and s.ops[COPIES, s.runs[OP, what]] > 1:
                 _leave_out(g, s, what, price, temperature, draws[turn], shares)
-        elif not _make_again(g, s, what, moves[2, at], moves[3, at], price, temperature, loss, draws[turn], shares):
+        elif not _make_again(
+            g, s, what, moves[AFTER, at], moves[BEFORE, at], price, temperature, loss, draws[turn], shares
+        ):
             return turn
     return stop
 

@@ -36,7 +36,8 @@ def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.M
             named = {path: part for path, part in known.items() if part is item}
         if not named:
             some = ", ".join([path for path in known if path.rpartition(".")[2].isdecimal()][:3]) or ", ".join(known)
-            raise UsageError(f"regions: the model has no part {item!r}", hint=f"its parts are called {some} and so on")
+            hint = f"its parts are called {some} and so on" if known else "it has no parts at all: leave regions out"
+            raise UsageError(f"regions: the model has no part {item!r}", hint=hint)
         found |= named
     for path in found:
         inner = next((other for other in found if other.startswith(f"{path}.")), None)

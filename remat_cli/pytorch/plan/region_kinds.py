@@ -249,6 +249,7 @@ class SizedKind:
         planned_at: the graph at the plans' own sizes.
         plans: plans in the order of the kind's.
         values: sizes at which their memory is in the budget.
+        call: a call with these sizes.
     """
 
     region: SizedRegion
@@ -256,6 +257,7 @@ class SizedKind:
     planned_at: SizedJoint
     plans: tuple[SizedSchedule, ...]
     values: Values
+    call: RegionCall
 
     def run(self, plan_index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run a region by one of the plans."""
@@ -338,13 +340,17 @@ class RegionKind:
             sized = tuple(replace(planned_at, schedule=schedule) for schedule, _ in plans)
             self.sized = replace(self.sized, plans=sized)
 
-    def at(self, values: Values) -> RegionKind:
+    def at(self, values: Values, call: RegionCall) -> RegionKind:
         """Return the same plans for regions of other sizes.
 
         The judge measures them there.
+
+        Args:
+            values: the sizes.
+            call: a call with these sizes.
         """
         assert self.sized is not None
-        sized = replace(self.sized, values=values)
+        sized = replace(self.sized, values=values, call=call)
         return RegionKind(self.name, self.function, self.gradients, sized.points_at(values), sized)
 
     def use(self, used: frozenset[int]) -> None:

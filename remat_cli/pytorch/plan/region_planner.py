@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_cli.core.link import Link
+from remat_cli.core.schedule import renamed
+from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Values
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
-from remat_cli.pytorch.plan.region_kinds import CallGroup, RegionKind, SizedKind, shared_forward
+from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.rehearsing import RehearsedStep
@@ -76,12 +78,11 @@ class RegionPlanner:
         region, sized = None, None
         if group.sizes is not None:
             region = self._sized_region(call, group)
-            if (former := self._former_kind(region, group.values)) is not None:
+            if (former := self._former_kind(region, group.values, call)) is not None:
                 return former
             sized = group.sizes.at(group.values)
         captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
-        alone = replace(self._request.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
-        graphs = RegionGraphs(alone, joint, captured)
+        graphs = self._graphs(joint, captured)
         prepared, given = graphs.prepared(), self._request.given
         self.link = prepared.link
         points = graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)]
@@ -89,13 +90,42 @@ class RegionPlanner:
         kind = RegionKind(call.path, function, self._gradients(call), tuple(points), hooks=self._hooks)
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedSchedule(group.values, prepared.graph, point.planned.schedule) for point in points)
-            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values)
+            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values, call)
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
         kind.captured = captured if self._request.fused else None
         kind.pieces = self._pieces if self._request.fused and not self._request.is_decomposed else None
         kind.graphs = graphs
         return kind
+
+    def without_symbols(self, kind: RegionKind, plan_index: int) -> CurvePoint:
+        """Return a plan of a kind for its sizes alone.
+
+        A file holds it so: names of ops are others in a capture with symbols.
+
+        Raises:
+            UsageError: torch captures another graph without symbols.
+        """
+        point = kind.points[plan_index]
+        if kind.sized is None:
+            return point
+        groups, _ = Captures(takes_sizes=False, fused=self._request.is_decomposed).groups([kind.sized.call])
+        schedule = None
+        if groups:
+            graphs = self._graphs(Joint.of(groups[0].captured), groups[0].captured)
+            schedule = renamed(point.planned.schedule, point.planned.graph, graphs.prepared().graph)
+        if schedule is None:
+            raise UsageError(
+                f"block {kind.name!r} is captured as another graph than the planned one, for these sizes alone",
+                hint="save in the mode of the planned step; or save the plans of a model that is called with inputs of "
+                "this size alone",
+            )
+        return graphs.point(schedule)
+
+    def _graphs(self, joint: Joint, captured: Captured) -> RegionGraphs:
+        """Return the graphs of a region alone."""
+        alone = replace(self._request.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
+        return RegionGraphs(alone, joint, captured)
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
         """Return the outputs of a region that get a gradient."""
@@ -111,11 +141,11 @@ class RegionPlanner:
             self._sized[group.captured] = region
         return self._sized[group.captured]
 
-    def _former_kind(self, region: SizedRegion, values: Values) -> RegionKind | None:
+    def _former_kind(self, region: SizedRegion, values: Values, call: RegionCall) -> RegionKind | None:
         """Return an earlier kind with plans for similar sizes, at these sizes."""
         for kind in self._sized_kinds.get(region, ()):
             assert kind.sized is not None
             here, there = (kind.sized.points_at(other)[0].forward for other in (values, kind.values))
             if _NEAR * max(here, there) <= min(here, there):
-                return kind.at(values)
+                return kind.at(values, call)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from remat_cli.formats.writing import write_file
 from remat_cli.pytorch.plan.given_blocks import file_of_blocks
 from remat_cli.pytorch.plan.record import PlanRecord, beyond, waited
 from remat_cli.pytorch.plan.region_choice import CurvePoint
+from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.units import format_bytes, format_share
 
@@ -36,7 +38,8 @@ class RegionsRecord(PlanRecord):
         fused: inductor's kernels run the plans.
         splits: blocks may run in parts.
         other_bytes: bytes of the optimizer's state and of free memory within the predicted peak.
-        has_symbols: plans of the last step are for captures with symbols in place of sizes.
+        chosen: kind of each call of the last step, and the number of its plan, by name.
+        without_symbols: returns such a plan for its sizes alone.
     """
 
     predicted_peak_bytes: int = 0
@@ -56,7 +59,8 @@ class RegionsRecord(PlanRecord):
     fused: bool = False
     splits: bool = False
     other_bytes: int = 0
-    has_symbols: bool = False
+    chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
+    without_symbols: Callable[[RegionKind, int], CurvePoint] = lambda kind, plan_index: kind.points[plan_index]
 
     def take(self, plan: StepChoice) -> None:
         """Take the plan of the step that runs next."""
@@ -68,27 +72,27 @@ class RegionsRecord(PlanRecord):
         self.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
         self.saved_away = {name: point.kept for name, point in self.points.items() if name in plan.saved_away}
         self.other_bytes = plan.other_bytes
-        self.has_symbols = any(kind.sized is not None for kind in plan.kinds)
+        self.chosen = plan.chosen
 
     def save(self, path: str | Path) -> None:
         """Write the plans of the last step's blocks, for `planned(model, path)`.
+
+        They are for the sizes of that plan alone, which may be larger than those of the last step.
 
         Args:
             path: such as "blocks.json".
 
         Raises:
-            UsageError: nothing is planned yet, sizes have changed, or the file cannot be written.
+            UsageError: nothing is planned yet, torch captures other graphs for these sizes alone, or the file cannot
+                be written.
         """
         if not self.points:
             raise UsageError("no blocks are planned yet, which a file could hold", hint="call the model once before")
-        if self.has_symbols:
-            raise UsageError(
-                "sizes have changed between calls, and the last step's plans are for symbols: a file holds one size",
-                hint="save the plans of a model that is called with inputs of this size alone",
-            )
+        saved = {plan: self.without_symbols(*plan) for plan in dict.fromkeys(self.chosen.values())}
+        points = {name: saved[plan] for name, plan in self.chosen.items()}
         figures = self.budget_bytes, self.predicted_peak_bytes, self.other_bytes
         modes = self.fused, self.splits
-        write_file(Path(path), file_of_blocks(self.points, self.away, self.saved_away, *modes, *figures))
+        write_file(Path(path), file_of_blocks(points, self.away, self.saved_away, *modes, *figures))
 
     def snapshot(self, path: str | Path) -> None:
         """Refuse a snapshot: only blocks of the step are planned.

@@ -45,6 +45,7 @@ class StepPlans:
         self.rehearsing = Rehearsing(request, record.left)
         self._request, self._record, self._holding = request, record, holding
         self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, holding)
+        record.without_symbols = self._planner.without_symbols
         takes_sizes = not request.source.splits and request.given is None
         self._captures = Captures(takes_sizes=takes_sizes, fused=request.is_decomposed)
         self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far

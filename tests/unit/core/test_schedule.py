@@ -2,8 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from remat_cli.core.graph import Graph
-from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, input_order, live_at, plain_run, with_frees
+from remat_cli.core.graph import Graph, Op
+from remat_cli.core.schedule import (
+    Compute,
+    Free,
+    Inplace,
+    Schedule,
+    Step,
+    input_order,
+    live_at,
+    plain_run,
+    renamed,
+    with_frees,
+)
 from remat_cli.errors import InvalidSchedule
 from tests.graphs import chain, diamond, graph_of, in_place, multi_output, op, training_chain
 
@@ -141,3 +152,29 @@ def test_computes_are_the_ops_that_run_in_place_or_not() -> None:
 def test_what_is_in_memory_while_a_step_runs(graph: Graph, live: list[str]) -> None:
     schedule = plain_run(graph)
     assert [" ".join(live_at(graph, schedule, index)) for index in range(len(schedule.steps))] == live
+
+
+def test_schedule_in_the_names_of_an_equal_graph() -> None:
+    one = graph_of(op("a", "", "x"), op("b", "x", "y z"), op("c", "x z", "w"))
+    other = graph_of(op("f", "", "p"), op("g", "p", "q r"), op("h", "p r", "s"))
+    same = renamed(with_frees(one, ["a", "b", "a", "c"]), one, other)
+    assert same == with_frees(other, ["f", "g", "f", "h"])
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [op("f", "", "p"), op("g", "p", "q")],
+        [op("f", "", "p"), op("g", "p", "q"), op("h", "p", "s")],
+        [op("f", "", "p"), op("g", "p", "q"), op("h", "q p", "s")],
+    ],
+    ids=["an op less", "another reader", "one more read"],
+)
+def test_schedule_is_not_renamed_for_another_graph(ops: list[Op]) -> None:
+    one = chain(1, 1, 1)
+    assert renamed(plain_run(one), one, graph_of(*ops)) is None
+
+
+def test_schedule_is_not_renamed_for_other_sizes() -> None:
+    one, other = (graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": size}) for size in (1, 2))
+    assert renamed(plain_run(one), one, other) is None

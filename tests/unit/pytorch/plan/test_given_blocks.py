@@ -195,14 +195,43 @@ def test_what_is_not_planned_by_blocks_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_plans_of_sizes_that_change_are_not_saved(tmp_path: Path) -> None:
+def test_plans_of_sizes_that_change_are_saved_for_the_largest(tmp_path: Path) -> None:
     path = tmp_path / "blocks.json"
-    model = by_blocks(Model())
+    first = by_blocks(Model())
+    for count in (128, 256, 200):  # captured with symbols from the second on
+        step(first, rows(count))
+    before: Any = plan_of(first)
+    before.save(path)
+    torch.manual_seed(0)
+    model = Model()
+    twin = copy.deepcopy(model)
+    planned(model, path)
+    for _ in range(3):
+        assert all(map(torch.equal, step(model, rows(256)), step(twin, rows(256))))
+    record: Any = plan_of(model)
+    assert not record.unplanned
+    assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}
+    assert record.predicted_peak_bytes == before.predicted_peak_bytes
+    assert record.overhead > 0
+
+
+class Moded(Model):
+    """Masks in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Dropout(0.1)) for _ in range(2))
+
+
+def test_plans_of_another_mode_are_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "blocks.json"
+    model = by_blocks(Moded())
     step(model, rows(128))
+    step(model, rows(256))
     plan_of(model).save(path)
     before = path.read_bytes()
-    step(model, rows(256))  # captured with symbols
-    with pytest.raises(UsageError, match="sizes have changed between calls"):
+    model.eval()
+    with pytest.raises(UsageError, match=r"block 'blocks\.0' is captured as another graph than the planned one"):
         plan_of(model).save(path)
     assert path.read_bytes() == before
 

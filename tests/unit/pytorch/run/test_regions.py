@@ -772,6 +772,12 @@ def test_wrong_regions_are_refused(regions: Any, said: str) -> None:
         by_regions(Masked(1, 32, 50, 0.1), "90%", regions)
 
 
+def test_a_model_without_parts_is_told_so() -> None:
+    with pytest.raises(UsageError, match="the model has no part") as refused:
+        planned(nn.Linear(2, 2), budget="90%", regions="layers.*")
+    assert refused.value.hint == "it has no parts at all: leave regions out"
+
+
 def test_regions_of_a_function_or_of_a_schedule_are_refused() -> None:
     with pytest.raises(UsageError, match="regions are parts of one"):
         planned(lambda x: x, budget="90%", regions="blocks.*")
