@@ -101,9 +101,9 @@ fuzz: install ## mutate files of every format that is read, coverage-guided; RUN
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
-mutants: install ## plant faults and show those that no unit test sees; MODULES=remat_cli/core/solve.py COUNT=100 tries these
+mutants: install ## plant faults and show those that no unit test sees; MODULES=remat_cli/core/solve.py COUNT=100 tries these, TESTS=tests/unit/core by those
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'
-	$(BIN)/python -m tests.mutants $(MODULES) --count $(COUNT)
+	$(BIN)/python -m tests.mutants $(MODULES) --count $(COUNT) $(if $(TESTS),--tests $(TESTS))
 
 reproduce: install ## print the tables of Kusumoto et al. 2019 beside ours
 	$(BIN)/python -m tests.bench.reproduce
