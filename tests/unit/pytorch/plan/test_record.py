@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import pickle
 from itertools import accumulate
 from pathlib import Path
@@ -12,8 +14,10 @@ import torch
 from torch import nn
 
 from remat_cli.errors import UsageError
+from remat_cli.pytorch.plan.record import beyond, notify
 from remat_cli.pytorch.plan.waiting import DIVIDING, MEASURING, PLANNING, TRACING
 from remat_cli.torch import plan_of, planned
+from remat_cli.units import format_bytes
 from tests.torch_steps import MLP
 
 
@@ -42,6 +46,27 @@ def test_record_says_what_was_planned_and_how_calls_ran() -> None:
     assert {TRACING, DIVIDING, MEASURING, PLANNING} <= record.waited_ns.keys()
     graph.measured_peak_bytes[:] = [12_000]
     assert "measured peak of the first steps, without the workspace of kernels: 12.00 kB" in str(record)
+    graph.measured_peak_bytes[:] = [graph.predicted_peak_bytes]
+    assert "beyond the predicted peak" not in str(record)
+    graph.measured_peak_bytes.append(2 * graph.predicted_peak_bytes)
+    assert f"up to {format_bytes(graph.predicted_peak_bytes)} beyond the predicted peak" in str(record)
+
+
+def test_only_visible_memory_beyond_the_predicted_peak_is_told() -> None:
+    assert beyond(30, 1000) == []
+    assert len(beyond(31, 1000)) == 1
+
+
+def test_warnings_go_to_stderr_where_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        notify(level, logging.getLevelName(level))
+    assert capsys.readouterr().err == "remat: WARNING\nremat: ERROR\n"
+    logging.root.handlers.append(logging.StreamHandler(io.StringIO()))
+    notify(logging.WARNING, "heard")
+    assert capsys.readouterr().err == ""
 
 
 def test_function_has_a_record_too() -> None:

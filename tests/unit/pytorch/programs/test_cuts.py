@@ -13,7 +13,8 @@ from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.in_place import write_slice
 from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import PART
-from remat_cli.pytorch.programs.cuts import cut_at_parts
+from remat_cli.pytorch.memory import transfers
+from remat_cli.pytorch.programs.cuts import cut_at_copies, cut_at_parts
 from remat_cli.pytorch.programs.pieces import _check_own
 
 _aten = torch.ops.aten
@@ -88,3 +89,14 @@ def test_a_write_into_memory_that_others_read_is_refused() -> None:
     given.follow(own.untyped_storage())
     with pytest.raises(GraphError, match="read later"):
         _check_own(written, own, given, [])
+
+
+def test_copies_stand_between_lists_of_the_others() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(_aten.relu.default, (x,))
+    host = graph.call_function(transfers.offload, (first,))
+    waited = graph.call_function(transfers.wait, (host, first))
+    last = graph.call_function(_aten.neg.default, (first,))
+    graph.output((last, host))
+    assert list(cut_at_copies(graph)) == [[first], host, waited, [last]]
