@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.seeds import is_thorough
+
 # A busy machine is no fault in a test.
 settings.register_profile(
     "fast", max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -67,7 +69,7 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what takes long and has a smaller test beside it, but in `make thorough`."""
-    if settings.get_current_profile_name() != "thorough":
+    if not is_thorough():
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason="a smaller test stands beside it; `make thorough` runs it"))

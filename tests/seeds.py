@@ -1,8 +1,13 @@
-"""How many random graphs a sweep draws."""
+"""How much of what takes long a run of the tests does."""
 
 from __future__ import annotations
 
 from hypothesis import settings
+
+
+def is_thorough() -> bool:
+    """Tell whether this is a run of `make thorough`."""
+    return settings.default == settings.get_profile("thorough")
 
 
 def seeds(count: int) -> range:
@@ -10,4 +15,4 @@ def seeds(count: int) -> range:
 
     The same seeds are drawn each time, so that more of them would find nothing new tomorrow.
     """
-    return range(0, count, 1 if settings.get_current_profile_name() == "thorough" else 4)
+    return range(0, count, 1 if is_thorough() else 4)
