@@ -105,6 +105,7 @@ def stop() -> None:
             handler.close()
             _LOG.removeHandler(handler)
     _LOG.setLevel(logging.NOTSET)
+    _LOG.propagate = True
 
 
 class Logged(PassingObserver):

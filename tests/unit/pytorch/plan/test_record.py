@@ -60,6 +60,8 @@ def test_only_visible_memory_beyond_the_predicted_peak_is_told() -> None:
 def test_warnings_go_to_stderr_where_nobody_listens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Tests of the command line may have run in this process, and left its handler.
+    monkeypatch.setattr(logging.getLogger("remat"), "handlers", [logging.NullHandler()])
     monkeypatch.setattr(logging.root, "handlers", [])
     for level in (logging.INFO, logging.WARNING, logging.ERROR):
         notify(level, logging.getLevelName(level))
