@@ -112,7 +112,7 @@ def jobs_of(groups: Sequence[JobGroup], *, one_worker: bool) -> list[Job]:
 
     Args:
         groups: groups of requests.
-        one_worker: jobs run at the same time: a planner gets one core, unless the user sets its number of workers.
+        one_worker: give each planner one core, as jobs run at the same time; a user's number of workers comes first.
 
     Raises:
         UsageError: a budget is missing, or a planner, option, device or table of times is wrong.

@@ -83,11 +83,11 @@ class RecordedHistory:
     """All allocations of one device that a recording tells of.
 
     Attributes:
-        device: its number.
-        events: how many there are.
-        peak_bytes: the most that was allocated at one time.
-        peak: the event with which that was reached; -1 before the first one.
-        allocations: in the order in which they begin.
+        device: the device's number.
+        events: number of recorded events.
+        peak_bytes: the most bytes that were allocated at one time.
+        peak: number of the event that reached this peak; -1 before the first event.
+        allocations: the allocations in the order in which they begin.
     """
 
     device: int

@@ -109,7 +109,7 @@ def region_to_split(
 
 
 def _in_larger_rows(ops: Sequence[RowOp], seed: RowOp) -> list[Axis]:
-    """Return an op's axes, also in the larger rows that other ops work on."""
+    """Return an op's axes, in its own rows and in larger rows of other ops."""
     counts = {axis.rows for op in ops for axis in op.axes}
     scaled = (axis.scaled(rows) for axis in seed.axes for rows in sorted(counts))
     return [axis for axis in scaled if axis is not None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.core.graph import Graph
@@ -96,7 +96,6 @@ def test_checkmate_finds_the_best_staged_plan_and_bounds_all_others(solver: Solv
 
 @each_solver
 @pytest.mark.parametrize("rounding", RoundingRule)
-@settings(max_examples=40)
 @given(problem=problems(SMALLER_GRAPHS), repairs=st.sampled_from([0, 200]))
 def test_relaxation_bounds_the_best_plan_and_roundings_do_not_beat_it(
     rounding: RoundingRule, solver: SolverName, problem: Problem, repairs: int
@@ -114,7 +113,6 @@ def test_relaxation_bounds_the_best_plan_and_roundings_do_not_beat_it(
 
 
 @each_solver
-@settings(max_examples=50)
 @given(problem=problems(SMALLER_GRAPHS), data=st.data())
 def test_sizes_beyond_a_solvers_tolerance(solver: SolverName, problem: Problem, data: st.DataObject) -> None:
     """A byte in 10^14 is nothing to a solver, and still must be right."""

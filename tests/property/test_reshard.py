@@ -15,7 +15,7 @@ from remat_cli.synthesis import synthesize
 from tests.reshard_rules import Rules
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     layers=st.integers(1, 3),
     hidden=st.sampled_from((256, 2048)),
@@ -38,7 +38,7 @@ def test_at_the_peak_of_a_rule_the_plan_takes_no_more_time(
     assert plan.trace.peak_bytes <= rule.peak_bytes
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(layers=st.integers(1, 4), share=st.floats(0, 1), checkpoints=st.booleans())
 def test_the_rules_are_what_they_say(layers: int, share: float, checkpoints: bool) -> None:
     model = Llama(layers, width=512, heads=8, groups=2, hidden=2048, sequence=64, vocabulary=1000)

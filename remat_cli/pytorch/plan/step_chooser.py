@@ -33,11 +33,11 @@ class StepChooser:
     def choose(self, plan: StepChoice, *, is_first: bool) -> None:
         """Choose a plan for each region.
 
-        Memory that steps used beyond a plan is left free if possible.
+        If possible, memory that earlier steps used beyond their plan is left free.
 
         Args:
-            plan: the step.
-            is_first: no other step is planned.
+            plan: the step, with the plans of its regions; takes the choice.
+            is_first: whether no other step has been planned.
 
         Raises:
             RematError: no choice fits the budget with the user's reserve.

@@ -31,17 +31,20 @@ def as_outside_of_capture() -> Iterator[None]:
 
 
 def modes_in_force() -> list[TorchDispatchMode]:
-    """Return the modes in force, the last one last."""
+    """Return the dispatch modes in force, the innermost last."""
     return _get_current_dispatch_mode_stack()
 
 
 def is_watched() -> bool:
-    """Return whether any mode is in force."""
+    """Tell whether any dispatch mode is in force."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def mode_that_watches() -> str | None:
-    """Return the name of a mode that sees each op: within one torch.compile runs nothing that it captured."""
+    """Return the name of a mode that sees each op, if any.
+
+    Within such a mode, torch.compile runs nothing that it captured.
+    """
     for number in range(torch._C._len_torch_dispatch_stack()):
         mode = torch._C._get_dispatch_stack_at(number)
         if not mode.is_infra_mode() and not mode.ignore_compile_internals():

@@ -110,9 +110,9 @@ def _spans(transfers: Sequence[Transfer], numbers: Mapping[str, int]) -> list[in
 
 
 def _written(stays: Sequence[Stay]) -> list[int]:
-    """Return the number of stays, then seven numbers for each.
+    """Return a tensor's stays in memory as numbers, for the page's script.
 
-    0 means absent.
+    The first one counts the stays; seven describe each. 0 stands for what a stay does not have.
     """
     numbers = [len(stays)]
     end = 0

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.allocation.banks import BankAllocation, allocate_in_banks
@@ -54,7 +54,6 @@ def least_time(buffers: Sequence[Buffer], banks: Sequence[Bank], traffic: Sequen
     return min(times, default=None)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     drawn_buffers(most=5),
     st.lists(st.integers(0, 9), min_size=5, max_size=5),

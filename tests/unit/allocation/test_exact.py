@@ -37,7 +37,6 @@ def run(
     return search
 
 
-@settings(max_examples=80, deadline=None)
 @given(drawn_buffers(), st.integers(-2, 1), st.sampled_from(WAYS), st.integers(0, 6), st.booleans())
 def test_search_decides_as_exhaustive_search_does(
     buffers: tuple[Buffer, ...], beyond: int, way: int, order: int, is_ranked_anew: bool
@@ -51,7 +50,7 @@ def test_search_decides_as_exhaustive_search_does(
         check_offsets(buffers, search.offsets, capacity)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(drawn_buffers(most=2), st.sampled_from(WAYS))
 def test_twins_change_no_answer(buffers: tuple[Buffer, ...], way: int) -> None:
     doubled = 2 * buffers
@@ -71,7 +70,6 @@ def joined(groups: Sequence[Sequence[Buffer]], size: int) -> tuple[Buffer, ...]:
     return (*buffers, Buffer(0, start, size))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(drawn_buffers(most=3), min_size=2, max_size=3),
     st.integers(0, 1),
@@ -158,7 +156,6 @@ def test_search_stops_when_it_is_told_to() -> None:
     assert not searches.is_over
 
 
-@settings(max_examples=40, deadline=None)
 @given(drawn_buffers(most=12))
 def test_overlaps_are_counted_without_a_matrix(buffers: tuple[Buffer, ...]) -> None:
     instance = Instance.of(buffers, 1)

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from remat_cli.allocation import greedy
 from remat_cli.allocation.greedy import Ints, best_fit, first_fit, greedy_offsets, largest_first, stacked
@@ -32,7 +32,6 @@ def lies_apart(instance: Instance, offsets: Ints) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn_buffers(most=14))
 def test_what_is_needed_together_lies_apart(buffers: tuple[Buffer, ...]) -> None:
     instance = Instance.of(buffers, 1)

@@ -7,7 +7,7 @@ from itertools import combinations
 from threading import enumerate as threads
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.allocation import exact, portfolio
@@ -66,7 +66,6 @@ def _fits(buffers: Sequence[Buffer], height: int, offsets: tuple[int, ...]) -> b
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn_buffers())
 def test_smallest_arena_is_that_of_exhaustive_search(buffers: tuple[Buffer, ...]) -> None:
     found = allocate(buffers, Limits(work=20))
@@ -75,7 +74,6 @@ def test_smallest_arena_is_that_of_exhaustive_search(buffers: tuple[Buffer, ...]
     assert found.bytes == found.bound_bytes == smallest_height(buffers)
 
 
-@settings(max_examples=30, deadline=None)
 @given(drawn_buffers(), st.integers(0, 3))
 def test_infeasible_is_said_exactly_below_the_smallest(buffers: tuple[Buffer, ...], beyond: int) -> None:
     smallest = smallest_height(buffers)
@@ -88,7 +86,6 @@ def test_infeasible_is_said_exactly_below_the_smallest(buffers: tuple[Buffer, ..
         assert found.bytes <= capacity
 
 
-@settings(max_examples=30, deadline=None)
 @given(drawn_buffers(most=12), st.sampled_from([1, 2, 4, 64]))
 def test_offsets_and_size_are_aligned(buffers: tuple[Buffer, ...], alignment: int) -> None:
     found = allocate(buffers, Limits(work=5), alignment=alignment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.allocation.greedy import first_fit
@@ -14,7 +14,6 @@ from tests.unit.allocation.test_exact import check_offsets
 from tests.unit.allocation.test_portfolio import drawn_buffers, smallest_height
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn_buffers(most=12), st.integers(0, 3))
 def test_with_room_enough_it_is_first_fit(buffers: tuple[Buffer, ...], at: int) -> None:
     instance = Instance.of(buffers, 1)
@@ -25,7 +24,6 @@ def test_with_room_enough_it_is_first_fit(buffers: tuple[Buffer, ...], at: int) 
     assert [offsets[buffer] for buffer in range(len(buffers))] == first_fit(instance, order).tolist()
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn_buffers(), st.integers(-1, 2))
 def test_what_is_found_fits_and_nothing_is_found_below_the_smallest(buffers: tuple[Buffer, ...], beyond: int) -> None:
     smallest = smallest_height(buffers)

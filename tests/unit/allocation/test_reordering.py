@@ -29,7 +29,7 @@ def greedy_bytes(graph: Graph, schedule: Schedule) -> int:
     return min(int((offsets + instance.sizes).max()) for offsets in greedy_offsets(instance))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), small_graphs())
 def test_another_order_runs_the_same_ops_in_a_smaller_arena(data: st.DataObject, graph: Graph) -> None:
     schedule = with_frees(graph, data.draw(compute_sequences(graph)))

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from remat_cli.allocation.of_schedule import arena_of
@@ -134,7 +134,6 @@ def occupied(graph: Graph, schedule: Schedule, given: Arena) -> Sequence[set[tup
     return moments
 
 
-@settings(max_examples=60, deadline=None)
 @given(small_graphs(max_ops=6), st.data())
 def test_a_fault_that_makes_things_overlap_is_caught(graph: Graph, data: st.DataObject) -> None:
     schedule = with_frees(graph, data.draw(compute_sequences(graph)))
@@ -157,7 +156,6 @@ def test_a_fault_that_makes_things_overlap_is_caught(graph: Graph, data: st.Data
         check_arena(graph, schedule, faulty)
 
 
-@settings(max_examples=60, deadline=None)
 @given(small_graphs(max_ops=6), st.data())
 def test_arena_is_never_below_what_the_simulator_measures(graph: Graph, data: st.DataObject) -> None:
     schedule = with_frees(graph, data.draw(compute_sequences(graph)))

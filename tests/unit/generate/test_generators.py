@@ -13,7 +13,7 @@ from math import ceil, floor, sqrt
 from statistics import mean, pstdev
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.config import GraphOptions
@@ -122,7 +122,6 @@ class TestLayered:
             layer[op.name] = 1 + max((layer[name] for name in op.inputs), default=-1)
         return layer
 
-    @settings(max_examples=40, deadline=None)
     @given(
         nodes=st.integers(3, 120),
         width=st.floats(0.05, 0.9),

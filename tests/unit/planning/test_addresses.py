@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.allocation.of_schedule import arena_of
@@ -69,7 +69,6 @@ def test_arena_of_aligned_addresses_takes_more() -> None:
     assert (solution.arena.bytes, solution.fragmentation_bytes) == (12, 3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(small_graphs(max_ops=6), st.sampled_from(["100%", "80%", "min"]))
 def test_every_arena_holds(graph: Graph, budget: str) -> None:
     planning = planned(graph, budget)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.allocation.cuda import reserved_bytes
@@ -93,7 +93,6 @@ def test_smallest_budget_of_small_tensors_runs_nothing_again() -> None:
     assert planning.trace.recomputations == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(small_graphs(max_ops=6), st.sampled_from(["2MiB", "1000", "min", "100%"]))
 def test_a_plan_is_within_its_budget_or_refused(graph: Graph, budget: str) -> None:
     planning = planned(graph, budget, allocator=CudaAllocator(expandable_segments=True))

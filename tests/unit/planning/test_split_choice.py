@@ -14,6 +14,7 @@ from remat_cli.planning.split_choice import original
 from remat_cli.prepare import Prepared, prepare_in_parts
 from remat_cli.splitting import Split
 from remat_cli.units import format_bytes, parse_budget
+from tests.seeds import sampled
 
 STEP = """
 import torch
@@ -45,7 +46,7 @@ def request(budget: str) -> Request:
     return Request(parse_budget(budget), PlannerChoice("auto", {"time_limit": 0.5}))
 
 
-@pytest.mark.parametrize("budget", ["min", "95%", "80%"])
+@pytest.mark.parametrize("budget", sampled(["min", "95%", "80%"], ["95%", "80%"]))
 def test_a_plan_with_split_is_never_worse(path: Path, budget: str) -> None:
     prepared_with = prepare_in_parts(path, GraphOptions(dims={"rows": 8}))
     found, without = plan_split(prepared_with, request(budget)), plan(prepared_with({}), request(budget))
@@ -95,7 +96,7 @@ def test_a_refused_step_is_tried_in_parts(path: Path) -> None:
 
 def test_without_a_fit_the_trial_has_the_least_peak_of_a_schedule(path: Path) -> None:
     refused = plan(prepare_in_parts(path, GraphOptions())({}), request("10%"))
-    tried = try_split(refused, path, GraphOptions(), seconds=10)
+    tried = try_split(refused, path, GraphOptions(), seconds=3)
     assert tried is not None
     assert tried.closest is not None
     assert not tried.cuts

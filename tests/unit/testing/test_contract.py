@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from remat_cli.errors import FalseClaim
 from remat_cli.testing import contract
@@ -44,6 +46,17 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def any_example_will_do() -> Iterator[None]:
+    """Look for no smaller example than the first one that fails, which takes far longer than to find it."""
+    before = settings.get_current_profile_name()
+    settings.register_profile("first", settings.get_profile(before), phases=(Phase.generate,))
+    settings.load_profile("first")
+    yield
+    settings.load_profile(before)
+
+
+@pytest.mark.usefixtures("any_example_will_do")
 @pytest.mark.parametrize("check", FAULTS)
 def test_finds(site: Path, check: str) -> None:
     old, new, said = FAULTS[check]

@@ -35,6 +35,7 @@ from remat_cli.synthesis import synthesize
 from tests.graphs import diamond, graph_of, op, residual_step, training_chain, training_unet
 from tests.oracle import least_peak
 from tests.plans import Impatient, RecordingObserver, at_share
+from tests.seeds import sampled
 
 NO_CLOCK = 600.0
 
@@ -51,7 +52,7 @@ def unet_planned(share: float) -> tuple[Solution, RecordingObserver]:
     return solve(unet(share), Auto(time_limit=NO_CLOCK), told), told
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6])
+@pytest.mark.parametrize("share", sampled([0.9, 0.6], [0.9]))
 def test_is_no_worse_than_its_members(share: float) -> None:
     problem = unet(share)
     auto, _ = unet_planned(share)

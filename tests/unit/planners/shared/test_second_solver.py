@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python.cp_model import CpModel
 
@@ -46,7 +46,6 @@ def coverings(draw: st.DrawFn) -> tuple[list[int], list[int], int, Clauses]:
     return costs, sizes, draw(st.integers(0, sum(sizes))), clauses
 
 
-@settings(max_examples=40)
 @given(drawn=coverings())
 def test_it_agrees_to_the_least_cost_and_to_no_more(drawn: tuple[list[int], list[int], int, Clauses]) -> None:
     least = least_cost(*drawn)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.core.graph import Kind, Op, Tensor, build_graph
@@ -99,7 +99,6 @@ def used_at_most(step: WholeStep, points: tuple[CurvePoint, ...], away: frozense
 
 
 @given(steps())
-@settings(max_examples=60)
 def test_the_program_counts_the_peak_that_the_judge_finds(step: WholeStep) -> None:
     for places, away, gone in all_choices(step):
         points = step.at(places)
@@ -107,7 +106,6 @@ def test_the_program_counts_the_peak_that_the_judge_finds(step: WholeStep) -> No
 
 
 @given(steps(), st.floats(0.3, 1))
-@settings(max_examples=60)
 def test_a_choice_is_within_the_budget_and_its_bound_holds(step: WholeStep, share: float) -> None:
     budget = int(share * step.judged(step.plain, 0).peak_bytes)
     traces = [step.judged(step.at(places), 0, *moved) for places, *moved in all_choices(step)]
@@ -122,7 +120,6 @@ def test_a_choice_is_within_the_budget_and_its_bound_holds(step: WholeStep, shar
 
 
 @given(steps(), st.floats(0.3, 1))
-@settings(max_examples=40)
 def test_inputs_on_the_host_never_make_it_worse(step: WholeStep, share: float) -> None:
     budget = int(share * step.judged(step.plain, 0).peak_bytes)
     choice = step.within(budget, 0)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
+from tests.seeds import sampled
 
 WIDTH, ROWS = 32, 2048
 INPUT = 4 * WIDTH * ROWS
@@ -149,7 +150,7 @@ def assert_gradients_close(model: nn.Module, eager: nn.Module) -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("make", [Stack, Scaled], ids=["a stack", "one input for all"])
+@pytest.mark.parametrize("make", sampled([Stack, Scaled], [Scaled]), ids=["a stack", "one input for all"])
 def test_inputs_leave_and_the_peak_is_the_predicted_one(make: Callable[[], Stack]) -> None:
     record = trained(make())
     # The last inputs come right back, so the least peak does not need them away.
@@ -206,7 +207,7 @@ def test_fused_kernels_run_between_copies() -> None:
 FAST: dict[str, Any] = {"link_bandwidth": "100TB/s", "budget": "50%"}
 
 
-@pytest.mark.parametrize("block", [Residual, Rectified, Counted, Masked])
+@pytest.mark.parametrize("block", sampled([Residual, Rectified, Counted, Masked], [Masked]))
 def test_saved_tensors_leave_where_the_link_is_fast(block: type[Residual]) -> None:
     record = trained(Stack(block), **FAST)
     assert record.saved_away

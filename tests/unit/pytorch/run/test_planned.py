@@ -363,6 +363,7 @@ def _trained_by_two(rank: int, folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
 
 
+@pytest.mark.thorough
 def test_data_parallel_both_ways_round_in_two_processes(tmp_path: Path) -> None:
     train_on_two_ranks(_trained_by_two, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

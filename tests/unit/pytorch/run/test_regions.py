@@ -140,7 +140,7 @@ def fixed_bytes(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
 @pytest.mark.parametrize(
     ("make", "inputs", "regions"),
     [
-        (lambda: Masked(3, 32, 50, 0.1), tokens, "blocks.*"),
+        pytest.param(lambda: Masked(3, 32, 50, 0.1), tokens, "blocks.*", marks=pytest.mark.thorough),
         (lambda: Routed(2, 32, 50, 0.1), tokens, "blocks.*"),
         (lambda: Tuples(2), lambda: (torch.randn(4, 64, 32),), "layers.*"),
     ],

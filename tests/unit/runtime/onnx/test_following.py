@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.core.graph import Graph
@@ -78,7 +78,6 @@ def schedules(draw: st.DrawFn, graph: Graph) -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_random_schedules_of_random_models(data: st.DataObject) -> None:
     model = data.draw(models())
     with TemporaryDirectory() as name:

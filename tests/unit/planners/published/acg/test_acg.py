@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from remat_cli.core.graph import Graph, Kind, Phase
 from remat_cli.core.problem import Budget, ModelFigure, Observer, Problem, Status
@@ -165,7 +165,6 @@ class TestOrders:
         grads = [name for name in orders[1].names if name.startswith("grad")]
         assert grads == ["grad_b2", "grad_b1", "grad_a2", "grad_a1"]
 
-    @settings(max_examples=60)
     @given(graph=training_graphs(max_forward_ops=8))
     def test_every_stored_set_becomes_plans_that_run_nothing_three_times(self, graph: Graph) -> None:
         forward = ForwardPart.of(graph, "a test")

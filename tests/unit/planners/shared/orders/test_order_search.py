@@ -231,7 +231,7 @@ class TestSearchOrders:
         assert (best.peak_bytes, best.excess) == (least_peak, 0)
 
     def test_the_same_call_finds_the_same_orders(self) -> None:
-        graph = layered(3, layers=8, width=8)
+        graph = layered(3, layers=6, width=6)
         room = plain_peak(graph) // 2
         first, again, other = (search(graph, room, seed=seed) for seed in (0, 0, 1))
         assert [each.order.tolist() for each in first] == [each.order.tolist() for each in again]
