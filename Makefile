@@ -42,7 +42,7 @@ demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 # Tests start hundreds of processes. Where compiled modules are not kept, each of these compiles all that it imports.
 test: export PYTHONDONTWRITEBYTECODE =
 test: install ## run all tests; TESTS=tests/unit/pytorch runs these only, TORCH=2.15.0 takes that release
-	$(BIN)/python -m pytest -n 3 $(COVERED) $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(COVERED) $(TESTS)
 
 lint: install ## check style and format
 	$(BIN)/ruff check .

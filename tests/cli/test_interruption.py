@@ -20,6 +20,7 @@ from remat_cli import interruption
 from remat_cli.errors import ExitCode
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
+from tests.seeds import sampled
 
 GRAPH = GRAPHS / "skip_chain.json"
 # Plans, says so, and would go on for long.
@@ -61,13 +62,16 @@ def planning(tmp_path: Path) -> Iterator[Planning]:
 
 @pytest.mark.parametrize(
     "sent",
-    [
-        [signal.SIGINT],
-        [signal.SIGTERM],
-        [signal.SIGHUP],
-        # A shell and the kernel both tell of a closed terminal.
-        [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM],
-    ],
+    sampled(
+        [
+            [signal.SIGINT],
+            [signal.SIGTERM],
+            [signal.SIGHUP],
+            # A shell and the kernel both tell of a closed terminal.
+            [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM],
+        ],
+        [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]],
+    ),
 )
 def test_the_best_plan_until_then_is_written(
     sent: list[signal.Signals], planning: Planning, remat: Remat, tmp_path: Path

@@ -112,7 +112,6 @@ def image_model(folder: Path) -> Path:
     ).save(folder)
 
 
-@pytest.mark.thorough
 def test_a_batch_of_eight_runs_within_the_memory_of_two(remat: Remat, tmp_path: Path) -> None:
     model, schedule, new = image_model(tmp_path), tmp_path / "s.json", tmp_path / "parts.onnx"
     inference = ("--mode", "inference")

@@ -63,7 +63,7 @@ class TestTheCommandLineWins:
 
     def test_over_a_file_among_the_planners(self, remat: Remat, tmp_path: Path) -> None:
         mine = written(tmp_path, "mine.yaml", "planner: pofo\noffload: true\narena: true\nalignment: 512\n")
-        call = ("sweep", GRAPH, "--budgets", "90%", "--planners", mine, "--link-bandwidth", "1000000")
+        call = ("sweep", GRAPH, "--budgets", "100%", "--planners", mine, "--link-bandwidth", "1000000")
         assert remat(*call, "--json").json["curves"][0]["points"][0]["arena_bytes"] % 512 == 0
         (point,) = remat(*call, "--no-addresses", "--no-offload", "--json").json["curves"][0]["points"]
         assert "arena_bytes" not in point or point["arena_bytes"] is None

@@ -221,6 +221,7 @@ def planned(budget: BudgetSpec) -> CheckpointPlanning:
     return plan_checkpoints(Path(DEEP), GraphOptions(), request, Observer())
 
 
+@pytest.mark.thorough
 def test_smallest_budget_is_the_least_peak_of_checkpoints() -> None:
     found = planned(BudgetSpec(smallest=True))
     assert found.wrapped is not None

@@ -30,12 +30,12 @@ def test_a_loop_over_lengths_captures_twice_and_plans_for_the_largest(monkeypatc
     monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
     eager = Masked(2, 16, 50, 0.1).train()
     model = by_regions(copy.deepcopy(eager), "70%", "blocks.*")
-    for length in (40, 48, 47, 64, 33, 50, 40, 64, 35, 61):
+    for length in (40, 48, 47, 64, 33, 61):
         inputs = tokens(4, length)
         assert same(step(model, inputs), step(eager, inputs))
     record = record_of(model)
     assert record.plans == 3, "for 40, 48 and 64; the others run by these"
-    assert record.whole_calls == 10
+    assert record.whole_calls == 6
     assert not record.unplanned
     assert len(divided) == 1, "all sizes but the first run by one capture"
     assert "3 plans for inputs of different sizes" in str(record)

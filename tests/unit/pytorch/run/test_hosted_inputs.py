@@ -189,6 +189,7 @@ def test_blocks_that_change_a_buffer_run_by_their_plans() -> None:
     assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}
 
 
+@pytest.mark.thorough
 def test_sizes_that_change() -> None:
     assert trained(Stack(), (ROWS, ROWS // 2, 700, ROWS, 1200)).calls == 5
 
@@ -197,6 +198,7 @@ def test_a_graph_that_is_kept_goes_back_twice() -> None:
     trained(Stack(), twice=True)
 
 
+@pytest.mark.thorough
 def test_fused_kernels_run_between_copies() -> None:
     record = trained_by_kernels(budget="60%")
     assert isinstance(record, RegionsRecord)

@@ -279,7 +279,6 @@ THOROUGH = (
     "heads by turns, SGD, whole",
     "heads by turns, AdamW, blocks",
     "loss and logits, blocks",
-    "a trunk that is thawed, blocks",
     "accumulation, clipping, evaluation, whole",
     "a list that blocks change, whole",
 )
