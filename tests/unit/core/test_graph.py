@@ -175,6 +175,13 @@ def test_sizes_beyond_2_to_the_60(size: int, workspace_bytes: int) -> None:
     assert error.message == f"the sizes of graph 'g' add up to {2**60 + 1}, more than 2^60"
 
 
+@pytest.mark.parametrize("what", ["grad_time", "flops", "moved_bytes", "grad_flops"])
+def test_work_beyond_2_to_the_100(what: str) -> None:
+    assert build([X], [op("a", "", "x", **{what: 2**100})])
+    error = refusal([X], [op("a", "", "x", **{what: 2**100 + 1})])
+    assert error.message == f"{what} of op 'a' is about 10^30, more than 2^100"
+
+
 def test_times_beyond_2_to_the_60() -> None:
     ops = [op("a", "", "x", time=2**59), op("b", "", "y", time=2**59), op("c", "", "z", time=1)]
     assert "the times of graph 'g' add up to" in refusal([X, Y, Z], ops).message
