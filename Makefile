@@ -91,7 +91,7 @@ test-newest: ## run the same tests with the newest releases there are
 
 thorough: install ## run sweeps over all their seeds, long tests, and many more examples of the property tests
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement \
-		tests/unit/planners/dtr tests/contract/test_onnx_nodes.py
+		tests/unit/planners/dtr tests/contract
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough -m thorough
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT

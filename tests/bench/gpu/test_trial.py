@@ -33,7 +33,7 @@ SMALL = Place("cpu", small=True)
             "gpt, gradients accumulated",
             "gpt by blocks, FSDP2",
         ],
-        ["gpt by blocks, FSDP2"],
+        ["llama at 50%, offloading"],
     ),
 )
 def test_a_row_holds_in_small(name: str) -> None:

@@ -114,7 +114,7 @@ def test_work_alone_gives_the_same_offsets_again() -> None:
     assert allocate(buffers, Limits(work=3)) == allocate(buffers, Limits(work=3))
 
 
-@pytest.mark.parametrize("widths", [(1,), (1, 16)])
+@pytest.mark.parametrize("widths", [(1,), pytest.param((1, 16), marks=pytest.mark.thorough)])
 def test_number_of_cores_makes_no_difference(monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]) -> None:
     # With a narrow beam alone the solver has its say; where a wide one finds offsets too, those go before the solver's.
     monkeypatch.setattr(portfolio, "_beams", lambda: iter(tuple(Beam(width) for width in widths)))
@@ -175,7 +175,7 @@ def test_ctrl_c_before_anything_was_found_ends_the_search() -> None:
 def test_solver_alone_finds_and_proves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portfolio, "_MOST_FOR_BEAMS", 0)
     monkeypatch.setattr(exact, "MOST_OVERLAPS", 0)
-    buffers = hard_buffers(40)
+    buffers = hard_buffers(25)
     found = allocate(buffers, Limits(work=20))
     check(buffers, found)
     assert found.status is Status.OPTIMAL

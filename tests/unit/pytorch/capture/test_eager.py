@@ -54,6 +54,7 @@ def test_peak_is_the_measured_one(name: str) -> None:
     assert predicted(reference) == measured(reference)
 
 
+@pytest.mark.thorough
 def test_peak_with_checkpoints_is_the_measured_one_but_for_states_of_the_generator() -> None:
     reference, paths = "tests.torch_steps:deep_gpt", ("blocks.0", "blocks.1", "blocks.3")
     beyond = measured(reference, *paths) - predicted(reference, *paths)

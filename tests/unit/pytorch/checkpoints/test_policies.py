@@ -219,6 +219,7 @@ def planned(reference: str, budget: str, planner: str = "dtr") -> PolicyPlanning
     return plan_policy(Path(reference), GraphOptions(), request, Observer())
 
 
+@pytest.mark.thorough
 def test_peak_that_is_predicted_is_the_measured_one() -> None:
     found = planned(DEEP, "70%")
     assert found.chosen is not None

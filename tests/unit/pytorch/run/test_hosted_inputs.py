@@ -250,6 +250,7 @@ def test_saved_tensors_of_a_step_that_never_goes_back_are_let_go_of() -> None:
     assert plan_of(model).calls == 4
 
 
+@pytest.mark.thorough
 def test_fused_kernels_save_tensors_on_the_host() -> None:
     record = trained_by_kernels(**{**FAST, "budget": "75%"})
     assert record.saved_away

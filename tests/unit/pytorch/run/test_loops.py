@@ -281,6 +281,8 @@ THOROUGH = (
     "loss and logits, blocks",
     "accumulation, clipping, evaluation, whole",
     "a list that blocks change, whole",
+    "a trunk that is thawed, whole",
+    "two graphs by turns, whole",
 )
 CASES = [
     pytest.param(loop, regions, id=case, marks=pytest.mark.thorough if case in THOROUGH else ())
