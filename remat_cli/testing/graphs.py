@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
+
+T = TypeVar("T")
 
 
 def op(name: str, reads: str = "", makes: str = "", *, time: int = 1, **fields: Any) -> Op:
@@ -108,12 +111,35 @@ def in_place() -> Graph:
     )
 
 
+# Strategies are made once: a new one takes longer to look at than to draw from.
 # Small numbers, so that ties and exact fits are common.
 _BYTES = st.integers(0, 5)
 _TIMES = st.integers(0, 4)
 _WORKSPACE = st.sampled_from([0, 0, 0, 1, 3])
+_RESIDENT = st.sampled_from([0, 0, 7])
 # Mostly one output; none (an op run for its effect) is rare.
 _OUTPUT_COUNTS = st.sampled_from([1, 1, 1, 1, 1, 2, 2, 0])
+_MOSTLY = st.sampled_from([True, True, True, True, True, False])
+_RARELY = st.integers(0, 7).map(lambda number: number == 7)
+_EITHER = st.booleans()
+
+
+@cache
+def _places(count: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(_place(count), unique=True, max_size=most)
+
+
+@cache
+def _place(count: int) -> st.SearchStrategy[int]:
+    return st.sampled_from(range(count))
+
+
+def _some_of(draw: st.DrawFn, names: Sequence[str], most: int) -> list[str]:
+    return [names[place] for place in draw(_places(len(names), most))] if names else []
+
+
+def _one_of(draw: st.DrawFn, values: Sequence[T]) -> T:
+    return values[draw(_place(len(values)))]
 
 
 @st.composite
@@ -122,7 +148,7 @@ def small_graphs(draw: st.DrawFn, max_ops: int = 8, build: Callable[..., Graph] 
     tensors = [Tensor(f"x{i}", draw(_BYTES)) for i in range(draw(st.integers(0, 2)))]
     ops: list[Op] = []
     for number in range(draw(st.integers(2, max_ops))):
-        reads = draw(_some_of([tensor.name for tensor in tensors], 3))
+        reads = _some_of(draw, [tensor.name for tensor in tensors], 3)
         made = [_output(draw, f"t{number}{letter}", tensors) for letter in "ab"[: draw(_OUTPUT_COUNTS)]]
         ops.append(
             Op(
@@ -132,8 +158,8 @@ def small_graphs(draw: st.DrawFn, max_ops: int = 8, build: Callable[..., Graph] 
                 outputs=tuple(tensor.name for tensor in made),
                 time=draw(_TIMES),
                 workspace_bytes=draw(_WORKSPACE),
-                inplace=draw(st.sampled_from([None, *reads])) if made else None,
-                recomputable=draw(st.sampled_from([True, True, True, True, False])),
+                inplace=_one_of(draw, [None, *reads]) if made else None,
+                recomputable=draw(_MOSTLY),
             )
         )
         tensors += made
@@ -142,24 +168,18 @@ def small_graphs(draw: st.DrawFn, max_ops: int = 8, build: Callable[..., Graph] 
         name="small",
         kind=Kind.INFERENCE,
         time_unit="unit",
-        resident_bytes=draw(st.sampled_from([0, 0, 7])),
+        resident_bytes=draw(_RESIDENT),
         # Nothing may depend on the order in which a file lists its tensors.
         tensors=draw(st.permutations(tensors)),
         ops=ops,
-        outputs=draw(st.none() | _some_of(names, 3)),
+        outputs=_some_of(draw, names, 3) if draw(_EITHER) else None,
     )
-
-
-def _some_of(names: Sequence[str], most: int) -> st.SearchStrategy[list[str]]:
-    if not names:
-        return st.just([])
-    return st.lists(st.sampled_from(names), unique=True, max_size=most)
 
 
 def _output(draw: st.DrawFn, name: str, earlier: Sequence[Tensor]) -> Tensor:
     """Return a tensor of its own storage or, now and then, a view of an earlier one."""
-    if earlier and draw(st.integers(0, 7)) == 7:
-        return Tensor(name, 0, view_of=draw(st.sampled_from([tensor.name for tensor in earlier])))
+    if draw(_RARELY) and earlier:
+        return Tensor(name, 0, view_of=_one_of(draw, earlier).name)
     return Tensor(name, draw(_BYTES))
 
 
@@ -172,11 +192,11 @@ def forward_graphs(draw: st.DrawFn, max_ops: int = 6) -> Graph:
     count = draw(st.integers(2, max_ops))
     for number in range(count):
         # The last op reads whatever nobody has read, so that everything reaches the loss.
-        reads = [*unread] if number == count - 1 else [draw(st.sampled_from(unread))] if unread else []
-        reads += [name for name in draw(_some_of([t.name for t in tensors], 2)) if name not in reads]
+        reads = [*unread] if number == count - 1 else [_one_of(draw, unread)] if unread else []
+        reads += [name for name in _some_of(draw, [t.name for t in tensors], 2) if name not in reads]
         reads = reads or [tensors[-1].name]
         made = [_output(draw, f"t{number}", tensors)]
-        if draw(st.integers(0, 5)) == 5:
+        if draw(_RARELY):
             made.append(Tensor(f"mask{number}", draw(_BYTES)))
         kept = [*reads, *(tensor.name for tensor in made)]
         ops.append(
@@ -187,11 +207,11 @@ def forward_graphs(draw: st.DrawFn, max_ops: int = 6) -> Graph:
                 outputs=tuple(tensor.name for tensor in made),
                 time=draw(_TIMES),
                 workspace_bytes=draw(_WORKSPACE),
-                inplace=draw(st.sampled_from([None, *reads])),
-                recomputable=draw(st.sampled_from([True, True, True, True, True, False])),
-                saves=draw(st.none() | _some_of(kept, 3).map(tuple)),
-                grad_inputs=draw(st.none() | st.just(tuple(name for name in reads if name != "x"))),
-                grad_time=draw(st.none() | _TIMES),
+                inplace=_one_of(draw, [None, *reads]),
+                recomputable=draw(_MOSTLY),
+                saves=tuple(_some_of(draw, kept, 3)) if draw(_EITHER) else None,
+                grad_inputs=tuple(name for name in reads if name != "x") if draw(_EITHER) else None,
+                grad_time=draw(_TIMES) if draw(_EITHER) else None,
             )
         )
         unread = [name for name in unread if name not in reads] + [made[0].name]
@@ -200,7 +220,7 @@ def forward_graphs(draw: st.DrawFn, max_ops: int = 6) -> Graph:
         name="forward",
         kind=Kind.FORWARD,
         time_unit="unit",
-        resident_bytes=draw(st.sampled_from([0, 0, 7])),
+        resident_bytes=draw(_RESIDENT),
         tensors=tensors,
         ops=ops,
         outputs=[ops[-1].outputs[0]],
@@ -225,7 +245,7 @@ def training_graphs(draw: st.DrawFn, max_forward_ops: int = 4) -> Graph:
         summed = [name for output in each.outputs if (name := _summed(output, gradients, tensors, ops)) is not None]
         into = [name for name in each.inputs if name in produced]
         saved = each.saves if each.saves is not None else (*each.inputs, *each.outputs)
-        made = [f"d_{name}_{each.name}" for name in into] + ([f"dw_{each.name}"] if draw(st.booleans()) else [])
+        made = [f"d_{name}_{each.name}" for name in into] + ([f"dw_{each.name}"] if draw(_EITHER) else [])
         sizes = [forward.tensors[name].bytes for name in into] + [1]
         tensors += (Tensor(name, size) for name, size in zip(made, sizes, strict=False))
         for name, gradient in zip(into, made, strict=False):
@@ -249,7 +269,7 @@ def training_graphs(draw: st.DrawFn, max_forward_ops: int = 4) -> Graph:
         resident_bytes=forward.resident_bytes,
         tensors=tensors,
         ops=ops,
-        outputs=draw(st.sampled_from([None, [], [result]])),
+        outputs=_one_of(draw, (None, [], [result])),
     )
 
 
