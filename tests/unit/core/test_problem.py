@@ -55,3 +55,13 @@ def test_judging_is_surrounded_by_what_whoever_asked_says() -> None:
 def test_whoever_asked_says_whether_it_is_enough() -> None:
     assert not PassingObserver(RecordingObserver()).has_enough
     assert PassingObserver(PassingObserver(Enough())).has_enough
+
+
+def test_scopes_are_written_by_their_order_of_ops() -> None:
+    assert {scope: scope.written for scope in Scope} == {
+        Scope.ANY_PLAN: "any-order",
+        Scope.ANY_ORDER: "any-order",
+        Scope.FIXED_ORDER: "fixed-order",
+        Scope.PLANNER: "planner",
+    }
+    assert [scope for scope in Scope if scope.leaves_out_transfers] == [Scope.ANY_ORDER, Scope.FIXED_ORDER]
