@@ -91,7 +91,7 @@ test-newest: ## run the same tests with the newest releases there are
 
 thorough: install ## run sweeps over all their seeds, long tests, and many more examples of the property tests
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement \
-		tests/unit/planners/dtr tests/contract
+		tests/unit/core tests/unit/allocation tests/unit/planners tests/contract
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough -m thorough
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT
