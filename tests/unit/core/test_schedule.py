@@ -165,10 +165,11 @@ def test_schedule_in_the_names_of_an_equal_graph() -> None:
     "ops",
     [
         [op("f", "", "p"), op("g", "p", "q")],
+        [op("f", "", "p"), op("g", "p", "q"), op("h", "q", "s"), op("i", "s", "t")],
         [op("f", "", "p"), op("g", "p", "q"), op("h", "p", "s")],
         [op("f", "", "p"), op("g", "p", "q"), op("h", "q p", "s")],
     ],
-    ids=["an op less", "another reader", "one more read"],
+    ids=["an op less", "an op more", "another reader", "one more read"],
 )
 def test_schedule_is_not_renamed_for_another_graph(ops: list[Op]) -> None:
     one = chain(1, 1, 1)
