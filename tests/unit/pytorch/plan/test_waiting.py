@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,25 @@ def test_who_waits_long_is_told_for_what(monkeypatch: pytest.MonkeyPatch, caplog
     with Waiting().phase("planning", "the step has 7 ops"):
         _wait_for(lambda: bool(caplog.messages))
     assert caplog.messages == ["planning takes more than 1 ns; the step has 7 ops"]
+
+
+def test_a_phase_that_goes_on_after_another_is_told_once(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = 2 * 10**12
+    monkeypatch.setattr(waiting, "PATIENCE_NS", long // 2)  # no timer of this test waits so long
+    waits = Waiting()
+    for _ in range(2):  # each wait is told of anew
+        caplog.clear()
+        with caplog.at_level(logging.INFO), waits.phase("tracing"):
+            clock[0] += long
+            with waits.phase("planning"):
+                clock[0] += long
+            _wait_for(lambda: len(caplog.messages) == 1)
+            with waits.phase("planning"):
+                _wait_for(lambda: len(caplog.messages) == 2)
+            time.sleep(0.05)
+        assert [message.split()[0] for message in caplog.messages] == ["tracing", "planning", "this"]
 
 
 def test_who_waits_briefly_hears_nothing(caplog: pytest.LogCaptureFixture) -> None:
