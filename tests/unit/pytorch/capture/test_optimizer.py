@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
+from torch.testing._internal.two_tensor import TwoTensor
 
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
+from remat_cli.pytorch.capture.optimizer import checked_optimizer, kept_state, optimizer_state_bytes
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
 
@@ -121,6 +122,15 @@ def test_sharded_state_is_that_of_this_process() -> None:
         dist.destroy_process_group()
     assert type(optimizer) is optim.Adam
     assert optimizer_state_bytes(optimizer) == 2 * 20 * 4
+
+
+def test_state_of_a_class_that_holds_tensors_is_all_of_them() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    parts = torch.zeros(4), torch.ones(4)
+    both: Any = TwoTensor(*parts)  # type: ignore[no-untyped-call]
+    optimizer.state[parameter] = {"average": both, "step": torch.tensor(1.0)}
+    assert [tensor is part for tensor, part in zip(kept_state(optimizer), parts, strict=True)] == [True, True]
 
 
 def test_what_is_around_an_optimizer_is_looked_through() -> None:
