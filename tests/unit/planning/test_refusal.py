@@ -14,7 +14,7 @@ from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.planners import PLANNERS
 from remat_cli.planners.shared import limits
 from remat_cli.planning import refusal
-from remat_cli.planning.refusal import with_closest
+from remat_cli.planning.refusal import quick_peak, with_closest
 from tests.graphs import training_chain, training_graphs
 
 
@@ -53,3 +53,8 @@ def test_time_limit_is_one_for_all_tries(
     with_closest(refused, Observer(), seconds)
     assert asked == [pytest.approx(seconds)] * len(asked)
     assert fewest <= len(asked) <= most
+
+
+@pytest.mark.parametrize(("budget", "peak"), [(2, 9), (3, 3), (8, 8), (10, 9)])
+def test_quick_peak_is_within_the_budget_or_that_of_the_plain_run(budget: int, peak: int) -> None:
+    assert quick_peak(training_chain(8), budget, 5.0) == peak  # no op needs less than 3
