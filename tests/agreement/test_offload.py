@@ -42,7 +42,7 @@ def bounds_of(graph: Graph, budget: int, link: Link) -> tuple[int, float]:
     return counted, max(choice.value for cut in cuts for choice in cut.choices)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     graph=small_graphs(max_ops=4),  # of more, the exhaustive search takes minutes
     rate=st.sampled_from([Fraction(1), Fraction(2), Fraction(4)]),

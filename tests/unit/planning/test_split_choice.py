@@ -96,7 +96,7 @@ def test_a_refused_step_is_tried_in_parts(path: Path) -> None:
 
 def test_without_a_fit_the_trial_has_the_least_peak_of_a_schedule(path: Path) -> None:
     refused = plan(prepare_in_parts(path, GraphOptions())({}), request("10%"))
-    tried = try_split(refused, path, GraphOptions(), seconds=3)
+    tried = try_split(refused, path, GraphOptions(), seconds=10)
     assert tried is not None
     assert tried.closest is not None
     assert not tried.cuts

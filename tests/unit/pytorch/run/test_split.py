@@ -242,7 +242,7 @@ def ran_as_eager(model: nn.Module, inputs: Sequence[tuple[torch.Tensor, ...]], *
 @pytest.mark.parametrize(("budget", "logits"), sampled([("60%", True), ("1.5MB", False)], [("60%", True)]))
 def test_one_capture_runs_in_parts_at_all_lengths(captures: list[Captured], budget: str, logits: bool) -> None:
     model = Head(logits=logits)
-    ran = ran_as_eager(model, [words(count) for count in (32, 27, 36)], budget=budget)
+    ran = ran_as_eager(model, [words(count) for count in (32, 27, 30, 31, 36)], budget=budget)
     assert len(captures) == 2
     assert all(plan.parts for plan in ran)
     assert len(plan_of(model).graphs) <= 3
