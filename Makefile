@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # What the program needs, and on top of it what its development needs: each is installed when a target first asks for it.
 PROGRAM := $(VENV)/.program
 TOOLS := $(VENV)/.tools
+# Long tests stand together: who has none left takes some of the others'.
+WORKERS := -n 3 --dist worksteal
 RUNS ?= 20000
 COUNT ?= 20
 SECONDS ?= 600
@@ -41,8 +43,8 @@ demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 
 # Tests start hundreds of processes. Where compiled modules are not kept, each of these compiles all that it imports.
 test: export PYTHONDONTWRITEBYTECODE =
-test: install ## run all tests; TESTS=tests/unit/pytorch runs these only, TORCH=2.15.0 takes that release
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(COVERED) $(TESTS)
+test: install ## run the tests of every change; TESTS=tests/unit/pytorch runs these only, TORCH=2.15.0 takes that release
+	$(BIN)/python -m pytest $(WORKERS) $(COVERED) $(TESTS)
 
 lint: install ## check style and format
 	$(BIN)/ruff check .
@@ -81,18 +83,18 @@ test-lowest: ## run the tests that need no PyTorch with the lowest releases that
 	.venv-lowest/bin/python -c "import tests.lowest as of; print(*of.constraints(), sep='\n')" > .venv-lowest/constraints.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/constraints.txt \
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
-	.venv-lowest/bin/python -m pytest -n 3 -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
+	.venv-lowest/bin/python -m pytest $(WORKERS) -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
 test-newest: ## run the same tests with the newest releases there are
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
-	.venv-newest/bin/python -m pytest -n 3 -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
+	.venv-newest/bin/python -m pytest $(WORKERS) -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
 thorough: install ## run sweeps over all their seeds, long tests, and many more examples of the property tests
-	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough tests/property tests/agreement \
+	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=thorough -m "not thorough" tests/property tests/agreement \
 		tests/unit/core tests/unit/allocation tests/unit/planners tests/contract
-	$(BIN)/python -m pytest -n 3 --hypothesis-profile=thorough -m thorough
+	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=thorough -m thorough
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[frameworks]' torch==$(TORCH)

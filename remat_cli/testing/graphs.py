@@ -15,7 +15,7 @@ from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 def op(name: str, reads: str = "", makes: str = "", *, time: int = 1, **fields: Any) -> Op:
@@ -138,7 +138,7 @@ def _some_of(draw: st.DrawFn, names: Sequence[str], most: int) -> list[str]:
     return [names[place] for place in draw(_places(len(names), most))] if names else []
 
 
-def _one_of(draw: st.DrawFn, values: Sequence[T]) -> T:
+def _one_of(draw: st.DrawFn, values: Sequence[Item]) -> Item:
     return values[draw(_place(len(values)))]
 
 
