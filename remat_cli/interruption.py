@@ -90,8 +90,11 @@ def was_interrupted() -> bool:
 
 
 def comes_of_a_request(error: BaseException) -> bool:
-    """Whether an error is an import's reaction to a request to end."""
-    return _has_interrupted and isinstance(error, ImportError)
+    """Whether an error is the reaction of an import or of a library to a request to end.
+
+    pydantic-core tells of a KeyboardInterrupt in the text of an error of its own.
+    """
+    return _has_interrupted and (isinstance(error, ImportError) or KeyboardInterrupt.__name__ in str(error))
 
 
 @contextmanager
