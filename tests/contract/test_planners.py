@@ -7,20 +7,23 @@ for all planners.
 
 from __future__ import annotations
 
-from inspect import signature
-
 import pytest
 
 from remat_cli.planners import PLANNERS
-from remat_cli.testing.contract import CHECKS, Check, changed_by_hash_seed
+from remat_cli.testing.contract import FIXED_CHECKS, RANDOM_CHECKS, Check, RandomCheck, changed_by_hash_seed
 from tests.seeds import is_thorough
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize("check", RANDOM_CHECKS.values(), ids=RANDOM_CHECKS)
+def test_contract_holds_on_random_problems(check: RandomCheck, name: str) -> None:
+    check(name, examples=100 if is_thorough() else 10)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("check", FIXED_CHECKS.values(), ids=FIXED_CHECKS)
 def test_contract_holds(check: Check, name: str) -> None:
-    has_examples = "examples" in signature(check).parameters and not is_thorough()
-    check(name, **({"examples": 10} if has_examples else {}))
+    check(name)
 
 
 def test_results_do_not_depend_on_how_python_hashes_names() -> None:
