@@ -27,7 +27,7 @@ _FOR_NEXT_PLAN = 1 / 3
 _MOST_PLANS = 3
 _MOST_PEAKS = 12
 _SMALLEST_STEP = 200
-# Peaks between one that held and one that did not that are asked for, as larger peaks take less time.
+# A larger peak takes less time. Of peaks between one that held and one that did not, so many are asked for.
 _MOST_LARGER_PEAKS = 4
 
 

@@ -67,8 +67,8 @@ _SHRUNK, _SLOWING = 0.9, 3
 _MOVES_OF_SMALL = 4.0
 # Between sweeps, the price falls by this factor if the sequence fits, and rises again if not.
 _EASE = 1.02
-# Mending makes a sequence fit after a round: at this temperature, and from this price on, which grows from sweep to
-# sweep. After every few sweeps, `fit` cuts the sequence at its worst moment.
+# After a round, a sequence that does not fit is mended in sweeps at this temperature. The price begins at this one, and
+# grows by this factor from sweep to sweep. After every few sweeps, `fit` cuts the sequence at its worst moment.
 _MENDING_HEAT, _MENDING_PRICE, _MENDING_GROWTH = 0.4, 5.0, 1.03
 _SWEEPS_OF_MENDING, _SWEEPS_A_CUT = 150, 30
 _NOISE_OF_CUTS = 0.3

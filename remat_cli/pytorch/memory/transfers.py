@@ -213,8 +213,8 @@ class CopiesOnStreams:
         self.streams = streams
         self.memory = HostMemory(self.host_memory)
         self._copying: dict[tuple[torch.device, Direction], DeviceStream] = {}
-        # By the address of host memory, the end of the last copy from or to it. Its next copy, perhaps that of another
-        # step that has this memory next, comes after that.
+        # By the address of host memory: when the last copy from or to it ends. The next copy waits for that, also where
+        # the memory has gone to another step.
         self._ends: dict[int, Any] = {}
         self._arriving: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 

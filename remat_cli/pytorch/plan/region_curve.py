@@ -32,7 +32,7 @@ _SHARES_IN_PARTS = (0.5, 0.0)  # the same, for each number of parts
 _PLAN_SECONDS = 1.0  # for each plan of a region, by default
 _SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for cuts asks for
 _SEARCH, _TRIAL = 20, 4  # times these seconds, for that search, and for one that explains a refusal
-# A plan in parts may peak at the least peak, or where it cannot, at that and these shares of what it keeps.
+# Peaks of a plan in parts, in the order in which they are tried: the least peak, and this share of what it keeps more.
 _MORE = (0.0, 1.0)
 _FEWER = (16, 4, 1)  # fewer parts than those of the least peak, too
 _WHOLE: Mapping[str, Split] = {}

@@ -272,7 +272,7 @@ class RegionsCall:
             self.record.unplanned[reason] += 1
             return own_call(module)(*args, **kwargs)
         self._check_eager()
-        if not has_plain_parameters(module):  # of one look, where the following take several
+        if not has_plain_parameters(module):  # one look at the parameters, where the check takes several
             self._check_shards()
         self._plan = self._plans.plan_for(args, kwargs)
         self.record.whole_calls += 1
