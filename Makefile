@@ -16,7 +16,7 @@ SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough frameworks fuzz mutants reproduce wheel clean
+.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough selection frameworks fuzz mutants reproduce wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,8 +43,8 @@ demo: $(PROGRAM) ## plan a U-Net's training step in 60 % of its memory
 
 # Tests start hundreds of processes. Where compiled modules are not kept, each of these compiles all that it imports.
 test: export PYTHONDONTWRITEBYTECODE =
-test: install ## run the tests of every change; TESTS=tests/unit/pytorch runs these only, TORCH=2.15.0 takes that release
-	$(BIN)/python -m pytest $(WORKERS) $(COVERED) $(TESTS)
+test: install ## run the tests of every change; TESTS=tests/unit/pytorch runs all of these, TORCH=2.15.0 takes that release
+	$(BIN)/python -m pytest $(WORKERS) $(COVERED) $(or $(TESTS),@tests/left_out.txt)
 
 lint: install ## check style and format
 	$(BIN)/ruff check .
@@ -91,10 +91,12 @@ test-newest: ## run the same tests with the newest releases there are
 		--editable '.[highs,run,plot,cluster]' pytest pytest-xdist hypothesis
 	.venv-newest/bin/python -m pytest $(WORKERS) -W ignore::DeprecationWarning tests/unit tests/contract tests/agreement
 
-thorough: install ## run sweeps over all their seeds, long tests, and many more examples of the property tests
-	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=thorough -m "not thorough" tests/property tests/agreement \
-		tests/unit/core tests/unit/allocation tests/unit/planners tests/contract
-	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=thorough -m thorough
+thorough: install ## run sweeps over all their seeds, and many more examples of the property tests
+	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=thorough tests/property tests/agreement tests/contract \
+		tests/unit/core tests/unit/allocation tests/unit/planners
+
+selection: install ## choose anew which long tests `make test` leaves out; takes an hour
+	$(BIN)/python -m tests.selection $(if $(MEASURED),--measured)
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[frameworks]' torch==$(TORCH)
@@ -104,7 +106,7 @@ fuzz: install ## mutate files of every format that is read, coverage-guided; RUN
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
-mutants: install ## plant faults and show those that no unit test sees; MODULES=remat_cli/core/solve.py COUNT=100 tries these, TESTS=tests/unit/core by those
+mutants: install ## plant faults and show those that no test sees; MODULES=remat_cli/core/solve.py COUNT=100 tries these, TESTS=tests/unit/core by those
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'
 	$(BIN)/python -m tests.mutants $(MODULES) --count $(COUNT) $(if $(TESTS),--tests $(TESTS))
 

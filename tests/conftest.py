@@ -1,8 +1,7 @@
 """What every test runs under: hypothesis profiles, and a terminal of one known shape.
 
 `fast` is the profile of every run: the same examples each time, so that more of them would find nothing new tomorrow.
-`make thorough` draws new and many more ones, and runs tests that are marked as thorough; `make hunt` and `make fuzz` go
-on as long as wished.
+`make thorough` draws new and many more ones; `make hunt` and `make fuzz` go on as long as wished.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.seeds import is_thorough
 
 # A busy machine is no fault in a test.
 settings.register_profile(
@@ -65,14 +62,6 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in _TERMINAL:
         monkeypatch.delenv(name, raising=False)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what takes long and has a smaller test beside it, but in `make thorough`."""
-    if not is_thorough():
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason="a smaller test stands beside it; `make thorough` runs it"))
 
 
 # What a test of PyTorch imports; without torch, its file says so instead of its tests.

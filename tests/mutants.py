@@ -1,28 +1,38 @@
-"""`make mutants`: plant faults in a copy of the tree, one at a time, and show those that no unit test sees.
+"""`make mutants`: plant faults in a copy of the tree, one at a time, and show those that no test sees.
 
-cosmic-ray changes numbers, comparisons, operators and conditions, also of constants. For each fault it runs the unit
-tests of the module's folder, or those that are named: all of PyTorch's take minutes. A fault that lives is a test that
-is missing, or a change that makes no difference: read its diff.
+cosmic-ray changes numbers, comparisons, operators and conditions, also of constants. For each fault, those tests run
+that run the changed line, where `make selection` has measured which these are: those of the module's folder first, then
+others, the shortest first. Elsewhere, and where a line runs in the import, the tests of the folder run. A fault that
+lives is a test that is missing, or a change that makes no difference: read its diff.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
+import pytest
+
 from tests.places import ROOT
+from tests.selection import COVERED, LEFT_OUT, SECONDS, tests_of
 
 COPY = ROOT / "build" / "mutants"
 MODULES = ("remat_cli/core", "remat_cli/planning", "remat_cli/planners/auto")
 # Unions of types in annotations, which nobody evaluates, and of mappings; `==` in the place of `is`.
 _WITHOUT_EFFECT = re.compile(r"core/(ReplaceBinaryOperator_BitOr_|.*_BitOr$|.*_Is_Eq$|.*_IsNot_NotEq$)")
 _SECONDS = 120.0
+# Of the tests that run a line, so many are tried, and as many as take a third of the time without a fault.
+_MOST_TESTS = 60
+# Which tests run for a fault in each line, beside the copy of the tree.
+_CHOSEN = Path("mutants.json")
 
 
 def main() -> None:
@@ -31,13 +41,14 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", help=f"files or folders; by default {', '.join(MODULES)}")
     parser.add_argument("--count", type=int, default=20, help="of faults in each module, drawn at random")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--tests", help="file or folder of the tests that run; by default the module's folder in tests/unit"
-    )
+    parser.add_argument("--tests", help="file or folder of the tests that run; by default those of each line")
+    parser.add_argument("--fault", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.fault is not None:
+        sys.exit(_try(Path(given.fault)))
     modules = list(planted_modules(given.modules or MODULES))
     _copy_tree()
-    lived = sum(_lived(module, given.tests or mirror_of(module), given.count, given.seed) for module in modules)
+    lived = sum(_lived(module, given.tests, given.count, given.seed) for module in modules)
     print(f"{lived} faults in {len(modules)} modules lived")
 
 
@@ -71,11 +82,55 @@ def mirror_of(module: Path) -> str:
     return str(Path("tests/unit", *module.parent.parts[1:]))
 
 
-def _lived(module: Path, tests: str, count: int, seed: int) -> int:
+def tests_for(tests: Set[str], seconds: Mapping[str, float], folder: str) -> list[str]:
+    """Return which of the tests of a line are tried on a fault there, in this order.
+
+    Args:
+        tests: that run the line; one that is empty stands for an import.
+        seconds: that each test takes.
+        folder: of the tests of the module.
+
+    Returns:
+        Arguments of pytest.
+    """
+    if not tests or "" in tests:
+        return [folder, f"@{LEFT_OUT.relative_to(ROOT)}"]
+    ordered = sorted(tests, key=lambda test: (not test.startswith(f"{folder}/"), seconds[test]))
+    ends = itertools.accumulate(seconds[test] for test in ordered)
+    in_time = [test for test, end in zip(ordered, ends, strict=True) if end < _SECONDS / 3]
+    return in_time[:_MOST_TESTS] or ordered[:1]
+
+
+def _choose(module: Path, named: str | None) -> None:
+    """Write which tests run for a fault in each line of a module."""
+    lines, folder = {}, named or mirror_of(module)
+    if named is None and COVERED.exists():
+        seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
+        lines = {line: tests_for(tests, seconds, folder) for line, tests in tests_of(str(ROOT / module)).items()}
+    chosen = {
+        "source": (ROOT / module).read_text(encoding="utf-8"),
+        "lines": lines,
+        "others": [named] if named is not None else tests_for(set(), {}, folder),
+    }
+    (COPY / _CHOSEN).write_text(json.dumps(chosen), encoding="utf-8")
+
+
+def _try(module: Path) -> int:
+    """Run the tests on a module in the copy, which may have a fault, and return pytest's exit code."""
+    chosen = json.loads(_CHOSEN.read_text(encoding="utf-8"))
+    lines = zip(chosen["source"].splitlines(), module.read_text(encoding="utf-8").splitlines(), strict=False)
+    changed = next((str(number) for number, (line, now) in enumerate(lines, 1) if line != now), "")
+    return pytest.main(
+        ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen["lines"].get(changed, chosen["others"])]
+    )
+
+
+def _lived(module: Path, tests: str | None, count: int, seed: int) -> int:
     """Plant faults in a module, print those that no test sees, and return how many they are."""
     config, session = COPY / "mutants.toml", COPY / "mutants.sqlite"
     session.unlink(missing_ok=True)
-    command = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider {tests}"
+    _choose(module, tests)
+    command = f"{sys.executable} -m tests.mutants --fault {module}"
     config.write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntest-command = "{command}"\ntimeout = {_SECONDS}\n'
         'excluded-modules = []\n[cosmic-ray.distributor]\nname = "local"\n',

@@ -35,7 +35,7 @@ from remat_cli.training import training_graph
 from tests.graphs import graph_of, op, problems, training_graphs
 from tests.paper_chains import Chain, rotor_needs
 from tests.places import GRAPHS
-from tests.seeds import sampled, seeds
+from tests.seeds import seeds
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def test_whatever_the_options_plans_fit(planner: Rotor, problem: Problem) -> Non
         solve(problem, planner)  # raises FalseClaim on a plan that does not
 
 
-@pytest.fixture(scope="module", params=sampled(["resnet50", "gpt", "unet"], ["unet"]))
+@pytest.fixture(scope="module", params=["resnet50", "gpt", "unet"])
 def real_graph(request: pytest.FixtureRequest) -> Graph:
     return prepare(GRAPHS / f"{request.param}.json", GraphOptions()).graph
 

@@ -20,13 +20,9 @@ from tests.graphs import training_chain
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle
 from tests.hunt.problems import SIZES, SMALL, TIMES, problems, resized, tangled, with_budget
 from tests.places import GRAPHS
-from tests.seeds import sampled
-
-# Every size and every time, each with one of the others.
-PAIRS = [*zip(SIZES, itertools.cycle(TIMES), strict=False)]
 
 
-@pytest.mark.parametrize(("sizes", "times"), sampled([*itertools.product(SIZES, TIMES)], PAIRS))
+@pytest.mark.parametrize(("sizes", "times"), [*itertools.product(SIZES, TIMES)])
 @settings(max_examples=10)
 @given(data=st.data())
 def test_no_claim_of_any_planner_is_false(sizes: str, times: str, data: st.DataObject) -> None:
@@ -51,7 +47,7 @@ def test_no_plan_refutes_what_another_planner_proves(seed: int) -> None:
     ("name", "dims", "share", "planners"),
     [
         ("unet.onnx", {"batch": 8}, 0.6, ()),
-        pytest.param("resnet50.onnx", {"batch": 32}, 0.8, QUICK, marks=pytest.mark.thorough),
+        ("resnet50.onnx", {"batch": 32}, 0.8, QUICK),
         ("gpt.onnx", {"batch": 8, "seq": 512}, 0.7, QUICK),
         ("skip_chain.json", {}, 0.7, ()),
     ],

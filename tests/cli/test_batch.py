@@ -25,7 +25,6 @@ from remat_cli.config import DEFAULT_PLANNER
 from remat_cli.errors import UsageError
 from tests.cli.calls import Ended, Remat
 from tests.places import GRAPHS
-from tests.seeds import sampled
 from tests.unit.batch import faulty_child
 from tests.unit.batch.models import Here, needs_proc, write_graphs
 
@@ -425,7 +424,7 @@ main()
         pytest.fail("what a job had started is still there")
 
     @needs_proc
-    @pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], [signal.SIGINT]))
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_ctrl_c_loses_nothing_that_was_finished(
         self, number: signal.Signals, running: subprocess.Popen[str], batch: Batch
     ) -> None:

@@ -114,7 +114,7 @@ def test_work_alone_gives_the_same_offsets_again() -> None:
     assert allocate(buffers, Limits(work=3)) == allocate(buffers, Limits(work=3))
 
 
-@pytest.mark.parametrize("widths", [(1,), pytest.param((1, 16), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("widths", [(1,), (1, 16)])
 def test_number_of_cores_makes_no_difference(monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]) -> None:
     # With a narrow beam alone the solver has its say; where a wide one finds offsets too, those go before the solver's.
     monkeypatch.setattr(portfolio, "_beams", lambda: iter(tuple(Beam(width) for width in widths)))

@@ -14,7 +14,6 @@ from remat_cli.planning.split_choice import original
 from remat_cli.prepare import Prepared, prepare_in_parts
 from remat_cli.splitting import Split
 from remat_cli.units import format_bytes, parse_budget
-from tests.seeds import sampled
 
 STEP = """
 import torch
@@ -46,7 +45,7 @@ def request(budget: str) -> Request:
     return Request(parse_budget(budget), PlannerChoice("auto", {"time_limit": 0.5}))
 
 
-@pytest.mark.parametrize("budget", sampled(["min", "95%", "80%"], ["95%", "80%"]))
+@pytest.mark.parametrize("budget", ["min", "95%", "80%"])
 def test_a_plan_with_split_is_never_worse(path: Path, budget: str) -> None:
     prepared_with = prepare_in_parts(path, GraphOptions(dims={"rows": 8}))
     found, without = plan_split(prepared_with, request(budget)), plan(prepared_with({}), request(budget))

@@ -97,7 +97,6 @@ print(swept(FlatSweeps(TANGLED), sequence, weather, 1) == swept(NumpySweeps(), s
 """
 
 
-@pytest.mark.thorough
 def test_the_same_moves_when_compiled() -> None:
     pytest.importorskip("numba")
     call = [sys.executable, "-c", COMPILED]

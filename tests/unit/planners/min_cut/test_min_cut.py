@@ -29,11 +29,11 @@ UNET = synthesize(UNet(), ops=150).graph
 @pytest.mark.parametrize(
     ("generator", "share", "most_gap"),
     [
-        pytest.param(Transformer(), 0.5, 0.008, marks=pytest.mark.thorough),
+        (Transformer(), 0.5, 0.008),
         (UNet(), 0.5, 0.004),
         (Chain(), 0.5, 0.004),
         (Chain(), 0.3, 0.01),
-        pytest.param(Layered(), 0.9, 0.02, marks=pytest.mark.thorough),
+        (Layered(), 0.9, 0.02),
     ],
     ids=["transformer", "unet", "chain", "tight-chain", "layered"],
 )

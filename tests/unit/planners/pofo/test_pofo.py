@@ -20,7 +20,6 @@ from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.rotor.planner import Rotor
 from remat_cli.planners.shared.chain import Cuts
 from tests.graphs import diamond, graph_of, op, training_chain, training_unet
-from tests.seeds import sampled
 
 PAPER = Pofo(improve=False, rounding=StateRounding.UP)
 FAST, SLOW = Link(Fraction(100)), Link(Fraction(1, 10**6))
@@ -110,7 +109,7 @@ def test_waiting_for_whole_tensors_shows_in_the_trace_and_not_in_the_fluid_time(
 
 
 @EXAMPLES
-@pytest.mark.parametrize("rate", sampled([1, 3, 100], [3]))
+@pytest.mark.parametrize("rate", [1, 3, 100])
 def test_improving_never_makes_a_plan_slower(rate: int, graph: Graph, share: float) -> None:
     problem = tight(graph, share, Link(Fraction(rate)))
     paper, improved = solve(problem, PAPER), solve(problem, Pofo())

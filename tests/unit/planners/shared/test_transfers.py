@@ -18,7 +18,6 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.planners.shared.transfers import OffloadSequence
 from tests.graphs import compute_sequences, graph_of, op, small_graphs, training_chain, training_graphs
-from tests.seeds import sampled
 
 
 def replayed(graph: Graph, schedule: Schedule, rate: Fraction = Fraction(1)) -> Trace:
@@ -199,7 +198,7 @@ def test_memory_is_that_of_a_run_in_which_nobody_waits() -> None:
     assert slower.peak == 11  # out takes until 6, which is too late
 
 
-@pytest.mark.parametrize("rate", sampled([Fraction(1, 3), Fraction(2), Fraction(10**6)], [Fraction(2)]))
+@pytest.mark.parametrize("rate", [Fraction(1, 3), Fraction(2), Fraction(10**6)])
 @given(data=st.data())
 def test_any_sequence_fits_any_budget_that_is_large_enough(rate: Fraction, data: st.DataObject) -> None:
     graph = data.draw(training_graphs(max_forward_ops=5) | small_graphs())

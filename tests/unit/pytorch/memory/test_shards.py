@@ -147,7 +147,7 @@ def _train(names: Sequence[str], rank: int, folder: Path) -> None:
     "names",
     [
         ("planned first, with less memory on one rank", "other sizes on one rank"),
-        pytest.param(("sharded first, gathered once", "tensor parallel", "no plan"), marks=pytest.mark.thorough),
+        ("sharded first, gathered once", "tensor parallel", "no plan"),
     ],
     ids=", ".join,
 )

@@ -19,7 +19,6 @@ from remat_cli.pytorch.plan.sized_memory import ResizedGraph, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
 from remat_cli.torch import plan_of, planned
-from tests.seeds import sampled
 from tests.torch_steps import GPT, MLP, Again, ChangingBuffer, ManyOutputs
 from tests.unit.pytorch.run.test_planned import gradients, same, twins
 
@@ -135,7 +134,7 @@ def test_first_plan_of_many_sizes_is_for_the_largest_that_came_before() -> None:
     assert [plan.inputs["tokens"] for plan in sized.carried if plan.calls] == [(2, 12), (2, 37), (2, 30)]
 
 
-@pytest.mark.parametrize("budget", sampled(["85%", 330_000], ["85%"]))
+@pytest.mark.parametrize("budget", ["85%", 330_000])
 def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
     model = planned(GPT(depth=2, width=32), budget=budget, planner="min_cut", options={"work_limit": 1})
     peaks = {}
@@ -162,7 +161,7 @@ def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
         assert {graph.budget_bytes for graph in record.graphs} == {budget}
 
 
-@pytest.mark.parametrize("budget", sampled(["80%", "80% of activations", "400kB", "min"], ["80%"]))
+@pytest.mark.parametrize("budget", ["80%", "80% of activations", "400kB", "min"])
 def test_carried_plans_are_as_the_judge_measures_them(budget: str) -> None:
     model = planned(GPT(depth=2, width=32), budget=budget, planner="min_cut", options={"work_limit": 1})
     for length in (24, 17, 40, 9, 33, 2):

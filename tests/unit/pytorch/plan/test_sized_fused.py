@@ -68,7 +68,6 @@ def test_one_capture_runs_at_all_sizes_by_a_plan_and_by_the_plain_run() -> None:
     assert "fused kernels" in ran[-1].kernels
 
 
-@pytest.mark.thorough
 def test_kernels_that_do_not_hold_at_a_size_are_compiled_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     allows = Sizes.allows
     monkeypatch.setattr(Sizes, "allows", lambda self, values: 20 not in values and allows(self, values))
@@ -79,7 +78,6 @@ def test_kernels_that_do_not_hold_at_a_size_are_compiled_for_it_alone(monkeypatc
     assert [(graph.calls, graph.carried) for graph in alone] == [(4, [])]
 
 
-@pytest.mark.thorough
 def test_kernels_between_copies_to_the_host_run_at_all_sizes() -> None:
     model, twin = twins(Wide)
     moves: dict[str, Any] = {"offload": True, "device": "h100", "link_bandwidth": "12GB/s"}

@@ -140,7 +140,6 @@ def test_regions_that_are_larger_than_in_the_rehearsal_are_counted_and_told(capl
     assert "not within the budget: blocks.0" in caplog.text
 
 
-@pytest.mark.thorough
 def test_a_region_that_takes_no_symbols_is_captured_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captures, "_sized", lambda *_: None)
     eager = Masked(2, 16, 50, 0.0).train()

@@ -67,7 +67,6 @@ def test_model_that_breaks_into_several_graphs_is_refused_with_the_line() -> Non
     assert isinstance(error.value.inner_exception, GraphError)
 
 
-@pytest.mark.thorough
 def test_fused_kernels_of_one_capture_run_at_all_sizes(caplog: pytest.LogCaptureFixture) -> None:
     model, twin = twins(MLP)
     run = compiled(model, {**BUDGET, "fused": True})

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
-from tests.seeds import sampled
 
 WIDTH, ROWS = 32, 2048
 INPUT = 4 * WIDTH * ROWS
@@ -150,7 +149,7 @@ def assert_gradients_close(model: nn.Module, eager: nn.Module) -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("make", sampled([Stack, Scaled], [Scaled]), ids=["a stack", "one input for all"])
+@pytest.mark.parametrize("make", [Stack, Scaled], ids=["a stack", "one input for all"])
 def test_inputs_leave_and_the_peak_is_the_predicted_one(make: Callable[[], Stack]) -> None:
     record = trained(make())
     # The last inputs come right back, so the least peak does not need them away.
@@ -189,7 +188,6 @@ def test_blocks_that_change_a_buffer_run_by_their_plans() -> None:
     assert set(record.measured_peak_bytes) == {record.predicted_peak_bytes}
 
 
-@pytest.mark.thorough
 def test_sizes_that_change() -> None:
     assert trained(Stack(), (ROWS, ROWS // 2, 700, ROWS, 1200)).calls == 5
 
@@ -198,7 +196,6 @@ def test_a_graph_that_is_kept_goes_back_twice() -> None:
     trained(Stack(), twice=True)
 
 
-@pytest.mark.thorough
 def test_fused_kernels_run_between_copies() -> None:
     record = trained_by_kernels(budget="60%")
     assert isinstance(record, RegionsRecord)
@@ -209,7 +206,7 @@ def test_fused_kernels_run_between_copies() -> None:
 FAST: dict[str, Any] = {"link_bandwidth": "100TB/s", "budget": "50%"}
 
 
-@pytest.mark.parametrize("block", sampled([Residual, Rectified, Counted, Masked], [Masked]))
+@pytest.mark.parametrize("block", [Residual, Rectified, Counted, Masked])
 def test_saved_tensors_leave_where_the_link_is_fast(block: type[Residual]) -> None:
     record = trained(Stack(block), **FAST)
     assert record.saved_away
@@ -250,7 +247,6 @@ def test_saved_tensors_of_a_step_that_never_goes_back_are_let_go_of() -> None:
     assert plan_of(model).calls == 4
 
 
-@pytest.mark.thorough
 def test_fused_kernels_save_tensors_on_the_host() -> None:
     record = trained_by_kernels(**{**FAST, "budget": "75%"})
     assert record.saved_away

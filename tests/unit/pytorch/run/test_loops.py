@@ -274,22 +274,11 @@ LOOPS = [
 ]
 # Each takes seconds: of loops that run both ways, these run by blocks, too.
 BY_BLOCKS = ("loss and logits", "heads by turns, AdamW", "accumulation, clipping, evaluation", "a trunk that is thawed")
-# Of loops that run both ways, and of two that differ by their optimizer, every run of the tests takes one.
-THOROUGH = (
-    "heads by turns, SGD, whole",
-    "heads by turns, AdamW, blocks",
-    "loss and logits, blocks",
-    "accumulation, clipping, evaluation, whole",
-    "a list that blocks change, whole",
-    "a trunk that is thawed, whole",
-    "two graphs by turns, whole",
-)
 CASES = [
-    pytest.param(loop, regions, id=case, marks=pytest.mark.thorough if case in THOROUGH else ())
+    pytest.param(loop, regions, id=f"{loop.name}, {'whole' if regions is None else 'blocks'}")
     for loop in LOOPS
     for regions, is_possible in ((None, loop.whole), ("blocks.*", loop.blocks))
     if is_possible and (regions is None or not loop.whole or loop.rounded == "blocks" or loop.name in BY_BLOCKS)
-    for case in [f"{loop.name}, {'whole' if regions is None else 'blocks'}"]
 ]
 
 

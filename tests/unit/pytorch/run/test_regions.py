@@ -140,7 +140,7 @@ def fixed_bytes(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
 @pytest.mark.parametrize(
     ("make", "inputs", "regions"),
     [
-        pytest.param(lambda: Masked(3, 32, 50, 0.1), tokens, "blocks.*", marks=pytest.mark.thorough),
+        (lambda: Masked(3, 32, 50, 0.1), tokens, "blocks.*"),
         (lambda: Routed(2, 32, 50, 0.1), tokens, "blocks.*"),
         (lambda: Tuples(2), lambda: (torch.randn(4, 64, 32),), "layers.*"),
     ],
@@ -200,7 +200,6 @@ def test_the_smallest_budget_is_that_of_compiled_plans(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(IS_OLD, reason="its compiler knows no attention in float64 on the CPU")
-@pytest.mark.thorough
 def test_compiled_regions_compute_what_eager_does_at_the_predicted_peak() -> None:
     torch.manual_seed(0)
     model, given = Tuples(1, 8).double(), (torch.randn(2, 16, 8, dtype=torch.float64),)

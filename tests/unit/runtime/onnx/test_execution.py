@@ -148,7 +148,6 @@ def with_scratch(op: str, size: int) -> Callable[[Graph], Graph]:
     )
 
 
-@pytest.mark.thorough
 def test_the_op_by_which_memory_departs_is_named() -> None:
     # A tensor is still more than the tolerance: one that is counted wrong moves the place.
     dims = {"batch": 1, "height": 208, "width": 208}

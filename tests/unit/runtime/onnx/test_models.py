@@ -14,9 +14,9 @@ from tests.places import GRAPHS
 @pytest.mark.parametrize(
     ("path", "dims"),
     [
-        pytest.param(GRAPHS / "long_skip.onnx", {"batch": 1, "height": 256, "width": 256}, marks=pytest.mark.thorough),
-        pytest.param(GRAPHS / "unet.onnx", {"batch": 1}, marks=pytest.mark.thorough),
-        pytest.param(GRAPHS / "resnet50.onnx", {"batch": 1}, marks=pytest.mark.thorough),
+        (GRAPHS / "long_skip.onnx", {"batch": 1, "height": 256, "width": 256}),
+        (GRAPHS / "unet.onnx", {"batch": 1}),
+        (GRAPHS / "resnet50.onnx", {"batch": 1}),
         (GRAPHS / "gpt.onnx", {"batch": 1, "seq": 64}),
     ],
     ids=lambda given: given.stem if isinstance(given, Path) else "",
