@@ -106,7 +106,8 @@ def _choose(module: Path, named: str | None) -> None:
     lines, folder = {}, named or mirror_of(module)
     if named is None and COVERED.exists():
         seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
-        lines = {line: tests_for(tests, seconds, folder) for line, tests in tests_of(str(ROOT / module)).items()}
+        of_lines = tests_of(str(ROOT / module))
+        lines = {line: tests_for(tests & {"", *seconds}, seconds, folder) for line, tests in of_lines.items()}
     chosen = {
         "source": (ROOT / module).read_text(encoding="utf-8"),
         "lines": lines,
