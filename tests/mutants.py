@@ -2,8 +2,8 @@
 
 cosmic-ray changes numbers, comparisons, operators and conditions, also of constants. For each fault, those tests run
 that run the changed line, where `make selection` has measured which these are: those of the module's folder first, then
-others, the shortest first. Elsewhere, and where a line runs in the import, the tests of the folder run. A fault that
-lives is a test that is missing, or a change that makes no difference: read its diff.
+others, the shortest first. For what runs in the import, those of the whole module do. Elsewhere the folder's tests run.
+A fault that lives is a test that is missing, or a change that makes no difference: read its diff.
 """
 
 from __future__ import annotations
@@ -86,15 +86,10 @@ def tests_for(tests: Set[str], seconds: Mapping[str, float], folder: str) -> lis
     """Return which of the tests of a line are tried on a fault there, in this order.
 
     Args:
-        tests: that run the line; one that is empty stands for an import.
+        tests: that run the line, at least one.
         seconds: that each test takes.
         folder: of the tests of the module.
-
-    Returns:
-        Arguments of pytest.
     """
-    if not tests or "" in tests:
-        return [folder, f"@{LEFT_OUT.relative_to(ROOT)}"]
     ordered = sorted(tests, key=lambda test: (not test.startswith(f"{folder}/"), seconds[test]))
     ends = itertools.accumulate(seconds[test] for test in ordered)
     in_time = [test for test, end in zip(ordered, ends, strict=True) if end < _SECONDS / 3]
@@ -107,11 +102,14 @@ def _choose(module: Path, named: str | None) -> None:
     if named is None and COVERED.exists():
         seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
         of_lines = tests_of(str(ROOT / module))
-        lines = {line: tests_for(tests & {"", *seconds}, seconds, folder) for line, tests in of_lines.items()}
+        # What runs in the import, a constant or a default, is of use in other lines.
+        of_module = set().union(*of_lines.values()) & seconds.keys()
+        tried = {line: of_module if "" in tests else tests & seconds.keys() for line, tests in of_lines.items()}
+        lines = {line: tests_for(tests, seconds, folder) for line, tests in tried.items() if tests}
     chosen = {
         "source": (ROOT / module).read_text(encoding="utf-8"),
         "lines": lines,
-        "others": [named] if named is not None else tests_for(set(), {}, folder),
+        "others": [folder] if named else [folder, f"@{LEFT_OUT.relative_to(ROOT)}"],
     }
     (COPY / _CHOSEN).write_text(json.dumps(chosen), encoding="utf-8")
 

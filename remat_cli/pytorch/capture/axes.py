@@ -423,6 +423,17 @@ _SHAPES: Mapping[str, str] = {
 }
 
 
+# Operands that a kernel takes for contiguous, whatever their strides.
+_TAKEN_FOR_CONTIGUOUS: Mapping[str, tuple[str, ...]] = {"native_layer_norm_backward": ("mean", "rstd")}
+
+
+def taken_for_contiguous(node: fx.Node) -> frozenset[fx.Node]:
+    """Return the operands that an op reads right only where they are contiguous, as slices may not be."""
+    names = _TAKEN_FOR_CONTIGUOUS.get(short_name(node).removeprefix("aten."), ())
+    given = arguments(node) if names else {}
+    return frozenset(operand for name in names for operand in nodes_in(given[name]))
+
+
 def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of an op that works on some of its rows.
 

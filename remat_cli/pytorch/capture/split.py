@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from remat_cli.pytorch.capture.axes import axes_of, in_part
+from remat_cli.pytorch.capture.axes import axes_of, in_part, taken_for_contiguous
 from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of
 from remat_cli.pytorch.capture.linear import GradientFactor, factor_of
@@ -356,7 +356,7 @@ class _Writer:
         """Run an op on the rows of a part."""
         axis, local = self.region.members[node.name], self.locals[number]
         args, kwargs = in_part(node, axis, span[1] - span[0])
-        args, kwargs = map_arg((args, kwargs), lambda source: self.operand(source, axis, number, span))
+        args, kwargs = map_arg((args, kwargs), lambda source: self.operand(source, node, axis, number, span))
         adds = node in leaving and self.part_of(node) is None and number > 0
         if adds and node.target is _aten.mm.default:  # without memory for the summand
             whole[node] = self.in_place(
@@ -397,7 +397,7 @@ class _Writer:
         node.meta[IN_PLACE] = True
         return node
 
-    def operand(self, source: fx.Node, axis: Axis, number: int, span: tuple[int, int]) -> fx.Node:
+    def operand(self, source: fx.Node, reader: fx.Node, axis: Axis, number: int, span: tuple[int, int]) -> fx.Node:
         """Return the operand of a part: what the part made, a slice of the whole, or the whole."""
         part, local = axis.reads.get(source.name), self.locals[number].get(source)
         if local is not None and source in self.group and part is not None and part == self.part_of(source):
@@ -416,7 +416,11 @@ class _Writer:
             self.slices[key] = self.op(
                 _aten.slice.Tensor, (whole, *place), {}, source, name, forward=early, number=number
             )
-        return self.slices[key]
+        sliced = self.slices[key]
+        if part.dim == 0 or source not in taken_for_contiguous(reader):
+            return sliced
+        layout = {"memory_format": torch.contiguous_format}
+        return self.op(_aten.clone.default, (sliced,), layout, reader, f"{source.name}_copy{number}", number=number)
 
     def is_sum(self, value: fx.Node) -> bool:
         return value in self.group and self.part_of(value) is None

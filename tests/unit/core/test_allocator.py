@@ -16,6 +16,7 @@ from remat_cli.errors import UsageError
         ("cuda:expandable_segments:True", CudaAllocator(expandable_segments=True)),
         ("cuda:expandable_segments:False", CudaAllocator()),
         ("cuda:max_split_size_mb:128", CudaAllocator(max_split_size_mb=128)),
+        ("cuda:max_split_size_mb:1048576", CudaAllocator(max_split_size_mb=1 << 20)),
         ("cuda: max_split_size_mb : 21 , expandable_segments:True", CudaAllocator(True, 21)),
     ],
 )
@@ -32,6 +33,7 @@ def test_settings_are_those_of_pytorch(text: str, meant: CudaAllocator) -> None:
         ("hip", "is not known"),
         ("cuda:expandable_segments:1", "not True or False"),
         ("cuda:max_split_size_mb:20", "from 21"),
+        ("cuda:max_split_size_mb:1048577", "to 1048576"),
         ("cuda:max_split_size_mb:-1", "from 21"),
         ("cuda:max_split_size_mb:٣٠", "from 21"),
         ("cuda:max_split_size_mb:9999999999999999999999", "from 21"),

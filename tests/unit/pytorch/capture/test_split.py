@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture import axes
 from remat_cli.pytorch.capture.axes import axes_of
 from remat_cli.pytorch.capture.convert import graph_of, operators_of
 from remat_cli.pytorch.capture.joint import Joint, rewritten
@@ -67,6 +68,18 @@ class Images(nn.Module):
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         hidden = F.max_pool2d(F.relu(self.norm(self.first(images))), 2)
         return F.cross_entropy(self.head(F.silu(self.second(hidden)).mean((2, 3))), labels)
+
+
+class Added(nn.Module):
+    """A norm of tokens, and running sums along both other dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.randn(6)), nn.LayerNorm(6)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(torch.tanh(hidden * self.scale))
+        return normed.cumsum(0).cumsum(1).square().mean()
 
 
 class Contrast(nn.Module):
@@ -123,6 +136,7 @@ CASES: Mapping[str, Callable[[], Step]] = {
     "tied": lambda: (Tied().double(), words()),
     "group_norm": lambda: (Images(lambda: nn.GroupNorm(2, 4)).double(), images()),
     "batch_norm": lambda: (Images(lambda: nn.BatchNorm2d(4)).double(), images()),
+    "added": lambda: (Added().double(), numbers((2, 6, 6))),
     "contrast": lambda: (Contrast().double(), numbers((5, 6), (5, 5))),
     "dropping": lambda: (Dropping().double(), numbers((6, 6), (6, 6))),
     "squared": lambda: (Squared().double(), numbers((6, 6))),
@@ -183,6 +197,17 @@ def test_a_step_in_parts_computes_the_same(name: str) -> None:
         simulate(graph, plain_run(graph))
         tried += 1
     assert tried > 2
+
+
+def test_what_a_kernel_takes_for_contiguous_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The mean and the deviation of each token, which a part usually makes itself, are made for all at once.
+    monkeypatch.delitem(axes._RULES, "native_layer_norm")
+    torch.manual_seed(1)
+    captured = captured_of((Added().double(), numbers((2, 6, 6))))
+    in_parts = split(captured, {"native_layer_norm_backward": Split(3)})
+    assert [node for node in in_parts.module.graph.nodes if node.name.startswith("getitem_1_slice")]
+    for one, other in zip(outcome(in_parts), outcome(captured), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
