@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,13 +158,19 @@ def _draw(session: Path, count: int, seed: int) -> tuple[int, int]:
 
     with use_db(str(session), WorkDB.Mode.open) as work:
         items = sorted(work.pending_work_items, key=lambda item: (item.mutations[0].start_pos, item.job_id))
-        faults = [item for item in items if not _WITHOUT_EFFECT.match(item.mutations[0].operator_name)]
+        faults = [item for item in items if not _is_without_effect(item.mutations[0])]
         # By place and kind, as a job's number is another one each time.
         faults.sort(key=lambda item: _place(item.mutations[0]))
         drawn = {item.job_id for item in random.Random(seed).sample(faults, min(count, len(faults)))}
         skipped = [item.job_id for item in items if item.job_id not in drawn]
         work.set_multiple_results(skipped, WorkResult(WorkerOutcome.SKIPPED))
     return len(drawn), len(faults)
+
+
+def _is_without_effect(mutation: Any) -> bool:
+    """Tell whether a change makes no difference: of a type, or of a decorator, which says what is frozen or kept."""
+    line = (COPY / mutation.module_path).read_text(encoding="utf-8").splitlines()[mutation.start_pos[0] - 1]
+    return bool(_WITHOUT_EFFECT.match(mutation.operator_name)) or line.lstrip().startswith("@")
 
 
 def _place(mutation: object) -> str:

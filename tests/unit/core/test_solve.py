@@ -179,18 +179,20 @@ def test_refusal_of_a_planner_is_passed_on() -> None:
         solve(Problem(GRAPH, Budget(4)), Stub(act))
 
 
-def test_observer_hears_phases_bounds_and_each_better_plan() -> None:
+def test_observer_hears_phases_and_each_better_bound_and_plan() -> None:
     listener = Listener()
 
     def act(problem: Problem, observe: Observer) -> PlanResult:
         observe.phase("searching")
-        observe.bound(Bound(13, Scope.ANY_ORDER))
+        for time in (12, 11, 13, 13):
+            observe.bound(Bound(time, Scope.ANY_ORDER))
         for schedule in (RECOMPUTING, RECOMPUTING, PLAIN, RECOMPUTING):
             observe.found(told(schedule))
         return PlanResult(Status.FEASIBLE, schedule=PLAIN)
 
     solve(Problem(GRAPH, Budget(5)), Stub(act), listener)
-    assert listener.heard == ["searching", Bound(13, Scope.ANY_ORDER), RECOMPUTING, PLAIN]
+    bounds = [Bound(time, Scope.ANY_ORDER) for time in (12, 13)]
+    assert listener.heard == ["searching", *bounds, RECOMPUTING, PLAIN]
 
 
 def test_plan_above_the_budget_is_not_passed_on() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
 
 from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture import formulas
 from remat_cli.pytorch.capture.formulas import formula, number, substitution
 
 LENGTH, BATCH = sympy.symbols("s0 s1", integer=True, positive=True)
@@ -42,6 +43,13 @@ def test_values_are_those_of_substitution(expressions: list[Any], length: int, b
     values = (length, batch, 0.5)
     at = substitution(SYMBOLS, values)
     assert formula(expressions, SYMBOLS)(values) == tuple(number(expression, at) for expression in expressions)
+
+
+@given(EXPRESSIONS)
+def test_operations_on_whole_numbers_need_no_substitution(expression: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(formulas, "substitution")
+        formula([expression, LENGTH**3], SYMBOLS)((4, 2, 0.5))
 
 
 @pytest.mark.parametrize(
