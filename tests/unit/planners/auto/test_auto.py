@@ -360,3 +360,7 @@ def test_where_memory_runs_out_the_best_plan_until_then_is_kept(
     solution = solve(at_share(training_unet(6), 0.8), Auto(time_limit=NO_CLOCK))
     assert solution.status is Status.FEASIBLE
     assert caplog.messages == ["retention: out of memory; the best plan until then is kept"]
+
+
+def test_each_limit_may_be_zero() -> None:
+    assert Auto(time_limit=0, work_limit=0, gap=0, patience=0, cores=0, seed=0).patience == 0
