@@ -87,7 +87,7 @@ def tests_for(tests: Set[str], seconds: Mapping[str, float], folder: str) -> lis
     """Return which of the tests of a line are tried on a fault there, in this order.
 
     Args:
-        tests: that run the line, at least one.
+        tests: that run the line.
         seconds: that each test takes.
         folder: of the tests of the module.
     """
@@ -99,30 +99,29 @@ def tests_for(tests: Set[str], seconds: Mapping[str, float], folder: str) -> lis
 
 def _choose(module: Path, named: str | None) -> None:
     """Write which tests run for a fault in each line of a module."""
-    lines, folder = {}, named or mirror_of(module)
+    source, folder = (ROOT / module).read_text(encoding="utf-8"), mirror_of(module)
+    of_lines: Mapping[int, Set[str]] = {}
+    seconds: Mapping[str, float] = {}
     if named is None and COVERED.exists():
-        seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
-        of_lines = tests_of(str(ROOT / module))
-        # What runs in the import, a constant or a default, is of use in other lines.
-        of_module = set().union(*of_lines.values()) & seconds.keys()
-        tried = {line: of_module if "" in tests else tests & seconds.keys() for line, tests in of_lines.items()}
-        lines = {line: tests_for(tests, seconds, folder) for line, tests in tried.items() if tests}
-    chosen = {
-        "source": (ROOT / module).read_text(encoding="utf-8"),
-        "lines": lines,
-        "others": [folder] if named else [folder, f"@{LEFT_OUT.relative_to(ROOT)}"],
-    }
-    (COPY / _CHOSEN).write_text(json.dumps(chosen), encoding="utf-8")
+        of_lines, seconds = tests_of(str(ROOT / module)), json.loads(SECONDS.read_text(encoding="utf-8"))
+    of_module = set().union(*of_lines.values()) & seconds.keys()
+    unmeasured = [named] if named else [folder, f"@{LEFT_OUT.relative_to(ROOT)}"]
+    everywhere = tests_for(of_module, seconds, folder) or unmeasured
+    lines: list[list[str]] = [everywhere]
+    for number in range(1, len(source.splitlines()) + 1):
+        tests = of_lines.get(number, set())
+        # What runs in the import, a constant or a default, is of use elsewhere. Some lines belong to the one before.
+        here = everywhere if "" in tests else tests_for(tests & seconds.keys(), seconds, folder)
+        lines.append(here or lines[-1])
+    (COPY / _CHOSEN).write_text(json.dumps({"source": source, "lines": lines}), encoding="utf-8")
 
 
 def _try(module: Path) -> int:
     """Run the tests on a module in the copy, which may have a fault, and return pytest's exit code."""
     chosen = json.loads(_CHOSEN.read_text(encoding="utf-8"))
     lines = zip(chosen["source"].splitlines(), module.read_text(encoding="utf-8").splitlines(), strict=False)
-    changed = next((str(number) for number, (line, now) in enumerate(lines, 1) if line != now), "")
-    return pytest.main(
-        ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen["lines"].get(changed, chosen["others"])]
-    )
+    changed = next((number for number, (line, now) in enumerate(lines, 1) if line != now), 0)
+    return pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen["lines"][changed]])
 
 
 def _lived(module: Path, tests: str | None, count: int, seed: int) -> int:
