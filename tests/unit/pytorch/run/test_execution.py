@@ -20,7 +20,7 @@ from remat_cli.prepare import prepare
 from remat_cli.pytorch.memory.memory import allocations_of, peak_of
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.run import execution as execution_module
-from remat_cli.pytorch.run.execution import StepExecution, execute_step
+from remat_cli.pytorch.run.execution import StepExecution, StepRuns, execute_step
 from tests.torch_steps import moved, run_again
 
 # Wide enough that activations, not parameters, make the peak.
@@ -188,3 +188,13 @@ def test_peak_is_what_is_in_use_at_one_time() -> None:
     allocations = allocations_of(call)
     last = allocations.times_ns[2]
     assert allocations.peak_between(last, allocations.times_ns[-1]) == 600
+
+
+def test_measured_overhead_is_a_share_of_the_plain_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepRuns, "reset", lambda self: None)
+    monkeypatch.setattr(StepRuns, "run", lambda self, call: call())
+    monkeypatch.setattr(StepRuns, "device", "cpu")
+    # A call takes as many seconds as it returns.
+    monkeypatch.setattr(execution_module, "time_of", lambda run, device: run())
+    runs = object.__new__(StepRuns)
+    assert runs.overhead(lambda: 2, lambda: 5, runs=3) == [1.5, 1.5, 1.5]
