@@ -96,7 +96,7 @@ thorough: install ## run sweeps over all their seeds, and many more examples of 
 		tests/unit/core tests/unit/allocation tests/unit/planners
 
 selection: install ## choose anew which long tests `make test` leaves out; takes an hour
-	$(BIN)/python -m tests.selection $(if $(MEASURED),--measured)
+	$(BIN)/python -m tests.selection $(WORKERS) $(if $(MEASURED),--measured)
 
 frameworks: install ## run the page's recipes for Hugging Face Trainer, Lightning, accelerate and PEFT
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[frameworks]' torch==$(TORCH)

@@ -32,6 +32,7 @@ from remat_cli.pytorch.unstable.tensors import local_part
 from remat_cli.torch import plan_of, planned
 from tests.places import ROOT
 from tests.ranks import train_on_two_ranks
+from tests.selection import ALWAYS
 
 PROPERTIES = {
     "extent": ("whole", "blocks"),
@@ -375,6 +376,14 @@ def run_twice(row: Row, folder: Path) -> None:
     model = planned_as(row, sharded(Model(), row), folder)
     for number in range(2):
         step(model, *inputs(number, row))
+
+
+def test_rows_of_every_run_hold_every_value() -> None:
+    test = "tests/unit/pytorch/run/test_matrix.py::test_a_row_trains_as_unplanned_at_its_peak"
+    always = [row for row in ALONE if f"{test}[{row}]".startswith(ALWAYS)] + TOGETHER[:3]
+    assert {name: {getattr(row, name) for row in always} for name in PROPERTIES} == {
+        name: set(values) for name, values in PROPERTIES.items()
+    }
 
 
 def test_every_pair_trains_or_is_refused() -> None:
