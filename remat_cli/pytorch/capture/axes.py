@@ -70,10 +70,14 @@ def axes_of(node: fx.Node) -> tuple[Axis, ...]:
 
 def rule_of(node: fx.Node) -> Callable[[_Call], Iterator[_Rule]] | None:
     """Return the rule for an op; None where there is none."""
-    name = short_name(node).removeprefix("aten.")
+    name = _name(node)
     if name in _RULES:
         return _RULES[name]
     return _pointwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
+
+
+def _name(node: fx.Node) -> str:
+    return short_name(node).removeprefix("aten.")
 
 
 def _named(call: _Call, rows: int, reads: Mapping[_Place, Part], makes: Mapping[int, Part | None]) -> Axis | None:
@@ -422,14 +426,13 @@ _SHAPES: Mapping[str, str] = {
     **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), "input_size"),
 }
 
-
 # Operands that a kernel takes for contiguous, whatever their strides.
 _TAKEN_FOR_CONTIGUOUS: Mapping[str, tuple[str, ...]] = {"native_layer_norm_backward": ("mean", "rstd")}
 
 
 def taken_for_contiguous(node: fx.Node) -> frozenset[fx.Node]:
     """Return the operands that an op reads right only where they are contiguous, as slices may not be."""
-    names = _TAKEN_FOR_CONTIGUOUS.get(short_name(node).removeprefix("aten."), ())
+    names = _TAKEN_FOR_CONTIGUOUS.get(_name(node), ())
     given = arguments(node) if names else {}
     return frozenset(operand for name in names for operand in nodes_in(given[name]))
 
@@ -444,7 +447,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
         axis: the axis of the cut.
         rows: number of rows.
     """
-    name = short_name(node).removeprefix("aten.")
+    name = _name(node)
     args, kwargs = list(node.args), dict(node.kwargs)
     changed: dict[str, Any] = {}
     given = arguments(node)
