@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 # Ops that torch traces as Python functions whose results differ from those of eager's kernels in the last bits.
 _ROUNDED_DIFFERENTLY = (
@@ -43,7 +45,7 @@ def as_eager_computes() -> Iterator[None]:
             else:
                 del overload.py_kernels[key]
         overload._dispatch_cache.clear()
-    rules = decomposition_table
+    rules = op_implementations_dict  # among the decompositions, they would keep inductor from loading where CI is set
     added = [op for op in _WITHOUT_SYMBOLS if op not in rules]
     rules.update(dict.fromkeys(added, _like_the_input))
     try:
@@ -63,5 +65,9 @@ def _interpolated(
     return op(x, size, align_corners, *(factors or (None,) * len(size)))
 
 
-def _like_the_input(gradient: torch.Tensor, _: Any, input_size: Sequence[int], *__: Any) -> torch.Tensor:
-    return gradient.new_empty(input_size)
+def _like_the_input(
+    mode: FakeTensorMode, _: Any, gradient: torch.Tensor, __: Any, input_size: Sequence[int], *___: Any
+) -> torch.Tensor:
+    layout = suggest_memory_format(gradient)
+    with mode:
+        return torch.empty(input_size, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
