@@ -85,6 +85,18 @@ def test_memory_and_time_of_a_choice_are_those_of_torch_with_its_checkpoints(ref
         assert took == plain + time(memory, tuple(chosen))
 
 
+def test_memory_that_a_kernel_takes_for_itself_counts_in_each_of_its_runs() -> None:
+    step, memory = looked_at(STAGES)
+    graph = prepare_reading(step.reading("step"), STAGES, GraphOptions()).graph
+    block = max(memory.candidates, key=lambda item: item.time)
+    at, taken = block.ops[0], 10**9
+    op = graph.ops[at]
+    greedy = Memory(step, Measurements({}, {op.name: op.workspace_bytes + taken}).with_workspace(graph).checked())
+    assert greedy.peaks(())[at] == memory.peaks(())[at] + taken
+    in_rerun = greedy.peaks((block.path,))[block.path]
+    assert taken < in_rerun - graph.fixed_bytes < taken + memory.peak(())
+
+
 @pytest.mark.parametrize("name", ["silu_in_place", "hardswish_in_place", "relu_first_in_place"])
 def test_a_module_whose_input_is_overwritten_is_no_candidate(name: str) -> None:
     reference = f"tests.torch_steps:{name}"

@@ -36,7 +36,7 @@ class Indexing(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         x = self.table(tokens)
         picked = x[rows].gather(1, rows[:, None].expand(-1, 8)[:, :2])
-        pooled = F.max_pool2d(x[None], 2).sum()
+        pooled = F.max_pool2d(x[None], 2).sum() + F.max_pool3d(x.view(1, 2, 3, 8), (1, 1, 2)).sum()
         loss: torch.Tensor = F.cross_entropy(x, targets) + picked.sum() + pooled + x.expand(3, -1, -1).sum()
         return loss
 
@@ -106,6 +106,7 @@ def test_indices_are_drawn_from_all_that_they_point_into() -> None:
         "aten.index": {6},
         "aten.gather": {8},
         "aten.max_pool2d_with_indices_backward": {6 * 8},
+        "aten.max_pool3d_with_indices_backward": {2 * 3 * 8},
         "aten.nll_loss_forward": {8},
         "aten.nll_loss_backward": {8},
         "aten.index_put": {6},
