@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,13 @@ def test_step_that_cannot_be_captured(tmp_path: Path, body: str, message: str, h
 )
 def test_function_that_returns_no_step(tmp_path: Path, body: str, message: str) -> None:
     assert message in failure(tmp_path, body).message
+
+
+def test_inputs_of_a_function_without_a_signature_are_taken_as_they_are() -> None:
+    step = Step(torch.maximum, (torch.ones(2, requires_grad=True), torch.zeros(2)))
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(step.model)
+    assert {op.name for op in Joint.of(capture(step, "cpu", "the test")[1]).ops} >= {"maximum"}
 
 
 def test_unknown_dim_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
