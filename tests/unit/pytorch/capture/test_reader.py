@@ -252,6 +252,10 @@ def test_step_that_cannot_be_captured(tmp_path: Path, body: str, message: str, h
         ("def step():\n    return None\n", "what it returns is nothing"),
         ("def step():\n    return 3, 4\n", "the model that it returns is of type 'int'"),
         ("def step():\n    return {'modle': 1}\n", "'modle'"),
+        ("def step():\n    return {}\n", "has no 'model'"),
+        ("def step():\n    return (nn.Linear(2, 2),)\n", "returned 1 things"),
+        ("def step():\n    return nn.Linear(2, 2), (), 3\n", "its keyword inputs are of type 'int', not a dict"),
+        ("def step():\n    return nn.Linear(2, 2), (), {}, None\n", "returned 4 things"),
         ("def step():\n    return nn.Linear(2, 2), ()\n", "missing a required argument: 'input'"),
         (
             "def f(m, x, *, mask):\n    return m(x)\ndef step():\n    return f, (nn.Linear(2, 2), torch.ones(1, 2))\n",

@@ -280,6 +280,11 @@ def test_inputs_that_are_views_of_what_is_no_input_are_captured_with_symbols(cap
             torch.autograd.grad(loss, (x, *inner.parameters())),
             torch.autograd.grad(eager(x).sum(), (x, *eager.parameters())),
         )
+        ran = plan_of(model).last
+        assert ran is not None
+        # Of the memory that x is in: all where it was captured itself, later its begin to the last number of x.
+        seen = x.new_empty(length + (3 if length == 10 else 2), 8)
+        assert ran.fixed_bytes == sum(tensor.nbytes for tensor in (seen, *inner.parameters()))
     record = plan_of(model)
     assert record is not None
     assert len(record.graphs) == 2, "the others run by the second"
