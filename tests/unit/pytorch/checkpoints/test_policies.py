@@ -15,7 +15,6 @@ from torch import nn
 
 from remat_cli.config import GraphOptions, PlannerChoice, Request
 from remat_cli.core.problem import Observer
-from remat_cli.core.simulate import simulate
 from remat_cli.errors import ExitCode
 from remat_cli.formats.functions import load_function
 from remat_cli.formats.reader import ReadOptions
@@ -28,14 +27,13 @@ from remat_cli.pytorch.checkpoints.choice import choose
 from remat_cli.pytorch.checkpoints.memory import Memory
 from remat_cli.pytorch.checkpoints.policies import saved_in
 from remat_cli.pytorch.checkpoints.policy_choice import choose_policy
-from remat_cli.pytorch.checkpoints.policy_memory import Policy, PolicyMemory, block_paths
+from remat_cli.pytorch.checkpoints.policy_memory import Place, Policy, PolicyMemory, block_paths
 from remat_cli.pytorch.checkpoints.words import policy_code
 from remat_cli.pytorch.run.execution import StepRuns
 from remat_cli.units import parse_budget
 from tests.torch_steps import ChangesItsMind, Stages
+from tests.unit.pytorch.checkpoints.test_checkpoints import is_as_judged, judged
 
-# A gradient of a bias may be let go a moment before it is worked out to be.
-SMALL = 512
 NOTHING = Policy({}, {})
 STAGES, DEEP, CONVS = "tests.torch_steps:stages", "tests.torch_steps:deep_gpt", "tests.torch_steps:silu_in_place"
 # Of the generator, which a checkpoint keeps.
@@ -89,11 +87,18 @@ def looked_at(reference: str) -> tuple[Memory, PolicyMemory]:
     return memory, PolicyMemory(step, graph, memory)
 
 
-def judged(reference: str, policy: Policy) -> tuple[int, int]:
-    step = run_eagerly(reference, ReadOptions(), checkpoints=policy.paths, saved=saved_in(policy))
-    graph = prepare_reading(step.reading("step"), reference, GraphOptions()).graph
-    trace = simulate(graph, step.schedule)
-    return trace.peak_bytes, trace.time
+def in_order(memory: PolicyMemory, policy: Policy) -> list[int]:
+    """Return the bytes at each op that runs, in order, first or again."""
+    peaks = memory.peaks(policy)
+    found = []
+    for at in sorted(place.at for place in peaks if place.block is None):
+        for path in policy.paths:
+            block = memory.blocks[path]
+            saved = policy.saved[block.candidate.kind]
+            again = [number for number, rerun in enumerate(block.reruns) if rerun.call not in saved]
+            found += [peaks[Place(at, path, number)] for number in again if block.candidate.asked == at]
+        found.append(peaks[Place(at)])
+    return found
 
 
 def drawn(memory: PolicyMemory, generator: random.Random) -> Policy:
@@ -112,15 +117,17 @@ def drawn(memory: PolicyMemory, generator: random.Random) -> Policy:
 @pytest.mark.parametrize("reference", [STAGES, DEEP, CONVS, DRAWING])
 def test_memory_and_time_of_a_policy_are_those_of_torch_with_it(reference: str) -> None:
     memory, generator = looked_at(reference)[1], random.Random(0)
-    plain = judged(reference, NOTHING)
-    assert memory.peak(NOTHING) == plain[0]
+    plain, plain_time = judged(reference, ())
+    assert memory.peak(NOTHING) == max(used for _, used in plain)
     seen = set()
     for _ in range(3 if reference == DEEP else 5):
         policy = drawn(memory, generator)
-        peak, took = judged(reference, policy)
-        assert 0 <= memory.peak(policy) - peak <= SMALL
-        assert took == plain[1] + memory.time(policy)
-        seen.add(peak)
+        ran, time = judged(reference, policy.paths, saved=saved_in(policy))
+        told = in_order(memory, policy)
+        assert all(is_as_judged(used, at, kind) for (kind, used), at in zip(ran, told, strict=True))
+        assert memory.peak(policy) == max(told)
+        assert time == plain_time + memory.time(policy)
+        seen.add(memory.peak(policy))
     assert len(seen) > 1
 
 
