@@ -17,7 +17,7 @@ from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import DoesNotFit, UsageError
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import choice
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.waiting import MEASURING
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import parse_budget
@@ -227,3 +227,21 @@ def test_several_at_once_lose_nothing(tmp_path: Path) -> None:
         found = set().union(*pool.map(write, range(4)))
     assert found <= set(plans)
     assert [path.name for path in folder.iterdir()] == ["key.json"]
+
+
+@pytest.mark.parametrize(
+    ("peak", "other", "activations", "share"),
+    [
+        (130, 100, 40, 'budget="75% of activations", '),
+        (140, 100, 40, 'budget="100% of activations", '),
+        (100_001, 100_000, 3000, 'budget="0.1% of activations", '),
+        (130, 100, 0, ""),
+        (130, 30, 100, ""),
+        (141, 100, 40, ""),
+        (99, 100, 40, ""),
+    ],
+)
+def test_a_larger_budget_is_told_in_activations_where_these_are_the_smaller_part(
+    peak: int, other: int, activations: int, share: str
+) -> None:
+    assert larger_share(peak, other, activations) == share

@@ -175,10 +175,12 @@ def test_plans_above_their_budget_are_told(file: Path, tmp_path: Path, caplog: p
 
 
 def test_wrong_calls_are_refused_in_words(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="was planned for eager's kernels"):
+    with pytest.raises(UsageError, match="was planned for eager's kernels") as refused:
         planned(Model(), file, fused=True)
-    with pytest.raises(UsageError, match=r"was planned for the kernels of torch\.compile"):
+    assert refused.value.hint == "leave fused=True out, or plan with it"
+    with pytest.raises(UsageError, match=r"was planned for the kernels of torch\.compile") as refused:
         planned(Model(), changed(file, tmp_path, lambda document: document.update(kernels="fused")))
+    assert refused.value.hint == "planned(..., fused=True)"
     with pytest.raises(UsageError, match="regions=None asks for the whole step"):
         planned(Model(), file, regions=None)
     with pytest.raises(UsageError, match="regions are parts of one"):

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from remat_cli.core.graph import Graph
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, UsageError
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.memory.memory import peak_of
@@ -107,6 +110,9 @@ def test_a_step_in_parts_keeps_its_budget_and_its_gradients(model: nn.Module) ->
     assert all(plan.predicted_peak_bytes <= (plan.budget_bytes or 0) for plan in plans)
     assert any(plan.parts for plan in plans)
     for plan in plans:
+        if isinstance(plan.whole, Graph):
+            time = simulate(plan.graph, plan.schedule).time
+            assert plan.overhead == pytest.approx(time / baseline_of(plan.whole).time - 1, abs=1e-6)
         assert plan.predicted_peak_bytes < 0.71 * plan.plain_peak_bytes or plan is not plans[0]
         for measured in plan.measured_peak_bytes:
             workspace = max(op.workspace_bytes for op in plan.graph.ops)
@@ -288,6 +294,20 @@ def test_parts_are_kept_between_runs(tmp_path: Path) -> None:
     assert len(set(peaks)) == 1
     assert len(list(tmp_path.glob("parts-*.json"))) == 1
     assert "planning" not in str(plan_of(model))
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"mm": 0}'], ids=["folder", "empty", "list", "number"])
+def test_kept_parts_that_do_not_hold_are_told(
+    content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    call: Any = planned(Head(), budget="60%", split=True, plans=tmp_path)._compiled_call_impl
+    source = call._holding.source
+    path = source.path("parts", "key")
+    assert source.kept_cuts("key") is None
+    assert not caplog.text
+    path.mkdir() if content is None else path.write_text(content)
+    assert source.kept_cuts("key") is None
+    assert f"what is kept in {path} does not hold, and is made anew" in caplog.text
 
 
 def test_without_need_nothing_is_split() -> None:
