@@ -14,7 +14,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.sized import SizedStep
+from remat_cli.pytorch.plan.sized import SizedStep, _larger
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
@@ -159,6 +159,11 @@ def test_peak_is_within_the_budget_at_every_length(budget: int | str) -> None:
     assert "carried over to" in str(record)
     if isinstance(budget, int):
         assert {graph.budget_bytes for graph in record.graphs} == {budget}
+
+
+@pytest.mark.parametrize(("size", "roomier"), [(0, 0), (7, 9), (100, 128), (64, 128), (4096, 5120), (4097, 5122)])
+def test_plans_have_room_for_a_quarter_more_at_sizes_as_round(size: int, roomier: int) -> None:
+    assert _larger(size) == roomier
 
 
 @pytest.mark.parametrize("budget", ["80%", "80% of activations", "400kB", "min"])

@@ -1,0 +1,70 @@
+"""Plans of one region, whole and in parts, that keep less and less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of
+from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.reader import capture
+from remat_cli.pytorch.capture.step import Step
+from remat_cli.pytorch.plan.region_curve import RegionGraphs, _in_time
+from remat_cli.pytorch.run.planned import source_within
+
+WIDTH, ROWS = 8, 64
+
+
+def graphs_of(module: nn.Module, **asked: Any) -> RegionGraphs:
+    _, captured = capture(Step(module, (torch.randn(ROWS, WIDTH, requires_grad=True),)), "cpu", "the test")
+    source = replace(source_within("min", **asked), measures=False)
+    return RegionGraphs(source, Joint.of(captured), captured)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> RegionGraphs:
+    layers = (layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.GELU()))
+    return graphs_of(nn.Sequential(*layers), device="h100", options={"time_limit": 0.5})
+
+
+def test_plans_of_a_region_keep_less_and_less_and_peak_no_higher(graphs: RegionGraphs) -> None:
+    plain, *others = graphs.curve()
+    kept = [point.kept for point in (plain, *others)]
+    assert len(set(kept)) >= 5
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] <= WIDTH * ROWS * 4, "the input alone, at most"
+    for point in others:
+        assert point.planned.predicted_peak_bytes <= plain.planned.predicted_peak_bytes
+        assert point.planned.overhead > 0
+    # One by one the shares are reached: nothing is kept beyond them.
+    shares = [(size - kept[-1]) / (plain.kept - kept[-1]) for size in kept[1:]]
+    assert all(share <= limit for share, limit in zip(shares, (0.8, 0.6, 0.4, 0.2, 0.0), strict=True))
+
+
+def test_plans_in_parts_end_with_the_least_peak_and_tell_their_time_beside_the_whole() -> None:
+    wide = nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.GELU(), nn.Linear(64 * WIDTH, WIDTH))
+    graphs = graphs_of(wide, device="h100", options={"time_limit": 0.3})
+    points = graphs.curve_in_parts([])
+    whole = graphs.plain()
+    assert points
+    assert points[-1].planned.predicted_peak_bytes < whole.planned.predicted_peak_bytes
+    for point in points:
+        planned = point.planned
+        time = simulate(planned.graph, planned.schedule).time
+        assert planned.overhead == pytest.approx(time / baseline_of(graphs.prepared().graph).time - 1, abs=1e-6)
+    again = graphs.curve_in_parts([points])
+    assert [point.planned.schedule for point in again] == [point.planned.schedule for point in points]
+
+
+def test_each_plan_of_a_region_has_little_time_unless_the_user_grants_more() -> None:
+    for options, limit in (({}, 1.0), ({"time_limit": 3.0}, 3.0)):
+        request = source_within("min", options=options).request
+        assert _in_time(request).chosen.options["time_limit"] == limit
+        assert _in_time(request, 0.5).chosen.options["time_limit"] == limit / 2
+    without_limit = source_within("min", planner="chen").request
+    assert _in_time(without_limit) == without_limit
