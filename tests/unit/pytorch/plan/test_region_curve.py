@@ -48,7 +48,7 @@ def test_plans_of_a_region_keep_less_and_less_and_peak_no_higher(graphs: RegionG
 
 def test_plans_in_parts_end_with_the_least_peak_and_tell_their_time_beside_the_whole() -> None:
     wide = nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.GELU(), nn.Linear(64 * WIDTH, WIDTH))
-    graphs = graphs_of(wide, device="h100", options={"time_limit": 0.3})
+    graphs = graphs_of(wide, device="h100", options={"time_limit": 0.1})
     points = graphs.curve_in_parts([])
     whole = graphs.plain()
     assert points
