@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from remat_cli.pytorch.memory.memory import peak_of
+from remat_cli.pytorch.plan import region_kinds
 from remat_cli.pytorch.plan.described import Inputs
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
@@ -55,8 +56,13 @@ class Tanhs(nn.Module):
 def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    divided, compiled = [], []
-    divide, compile_at = SizedRegion._divide, SizedKernels.compiled
+    divided, compiled, of_one_size = [], [], []
+    divide, compile_at, compile_once = SizedRegion._divide, SizedKernels.compiled, region_kinds.compiled_plan
+    monkeypatch.setattr(
+        region_kinds,
+        "compiled_plan",
+        lambda *given, **options: of_one_size.append(given) or compile_once(*given, **options),  # type: ignore[func-returns-value]
+    )
     monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
     monkeypatch.setattr(
         SizedKernels,
@@ -74,6 +80,7 @@ def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths
     record = record_of(model)
     assert not record.unplanned
     assert len(divided) == 2, "the first block's input needs no gradient"
+    assert f"{len(of_one_size) + len(compiled)} plans compiled" in record.plan
     assert set(compiled) == {(48,)}, "kernels of the second call run at all later sizes"
 
 
