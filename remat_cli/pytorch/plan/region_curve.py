@@ -212,10 +212,11 @@ def _seconds(request: Request) -> float | None:
 
 
 def _kept_in_any_case(graph: Graph) -> int:
-    """Return the bytes that every plan keeps for the backward pass.
+    """Return the bytes that every plan keeps for the backward pass, besides the region's outputs.
 
     No op may recompute these tensors.
     """
-    read = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}
-    once = (op for op in graph.ops if op.phase is Phase.FORWARD and not op.recomputable and op.type != BOUNDARY_TYPE)
+    (boundary,) = (op for op in graph.ops if op.type == BOUNDARY_TYPE)
+    read = {name for op in graph.ops if op.phase is Phase.BACKWARD for name in op.inputs}.difference(boundary.inputs)
+    once = (op for op in graph.ops if op.phase is Phase.FORWARD and not op.recomputable)
     return sum(graph.tensors[name].bytes for op in once for name in op.outputs if name in read)

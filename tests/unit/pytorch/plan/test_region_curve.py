@@ -37,13 +37,20 @@ def test_plans_of_a_region_keep_less_and_less_and_peak_no_higher(graphs: RegionG
     kept = [point.kept for point in (plain, *others)]
     assert len(set(kept)) >= 5
     assert kept == sorted(kept, reverse=True)
-    assert kept[-1] <= WIDTH * ROWS * 4, "the input alone, at most"
+    assert kept[-1] == 0, "all but the input and the output, which its caller keeps"
     for point in others:
         assert point.planned.predicted_peak_bytes <= plain.planned.predicted_peak_bytes
         assert point.planned.overhead > 0
     # One by one the shares are reached: nothing is kept beyond them.
     shares = [(size - kept[-1]) / (plain.kept - kept[-1]) for size in kept[1:]]
     assert all(share <= limit for share, limit in zip(shares, (0.8, 0.6, 0.4, 0.2, 0.0), strict=True))
+
+
+def test_the_last_plan_keeps_only_what_cannot_run_again() -> None:
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
+    (last,) = graphs_of(module, device="h100", options={"time_limit": 0.5}).curve()[-1:]
+    mask = ROWS * WIDTH
+    assert last.kept == mask
 
 
 def test_plans_in_parts_end_with_the_least_peak_and_tell_their_time_beside_the_whole() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from remat_cli.pytorch.capture.sizes import Sizes
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.torch import plan_of, planned
 from tests.unit.pytorch.run.test_planned import twins
 
@@ -76,6 +78,14 @@ def test_kernels_that_do_not_hold_at_a_size_are_compiled_for_it_alone(monkeypatc
     assert len(list(plans_at(model, twin, iter([(8, 24), (8, 16), (8, 20), (8, 18), (8, 20)])))) == 5
     alone = [graph for graph in plan_of(model).graphs if graph.inputs["x"] == (8, 20, 16)]
     assert [(graph.calls, graph.carried) for graph in alone] == [(4, [])]
+
+
+def test_kernels_for_one_size_alone_run_at_no_other() -> None:
+    kernels = SizedKernels(SimpleNamespace(allows=lambda values: values < (9,)), [])  # type: ignore[arg-type]
+    of_one_size: Any = SimpleNamespace(replay=None)
+    of_all: Any = SimpleNamespace(replay="the code around the kernels")
+    runs = {size: [kernels.hold_at(one, (8,), (size,)) for one in (of_one_size, of_all)] for size in (7, 8, 9)}
+    assert runs == {7: [False, True], 8: [True, True], 9: [False, False]}
 
 
 def test_kernels_between_copies_to_the_host_run_at_all_sizes() -> None:

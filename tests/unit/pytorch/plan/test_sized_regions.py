@@ -14,6 +14,7 @@ from torch import nn
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
 from remat_cli.pytorch.plan.described import Inputs
+from remat_cli.pytorch.plan.fused import compiled_plan
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_region import SizedRegion
@@ -57,7 +58,7 @@ def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     divided, compiled, of_one_size = [], [], []
-    divide, compile_at, compile_once = SizedRegion._divide, SizedKernels.compiled, region_kinds.compiled_plan
+    divide, compile_at, compile_once = SizedRegion._divide, SizedKernels.compiled, compiled_plan
     monkeypatch.setattr(
         region_kinds,
         "compiled_plan",
