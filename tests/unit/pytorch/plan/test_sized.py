@@ -35,8 +35,8 @@ class AgainAtAllSizes(Again):
 class Enlarged(nn.Sequential):
     """What torch traces as Python code, rounded otherwise than by eager's kernel."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Upsample(scale_factor=1.7, mode="bilinear"))
+    def __init__(self, **enlarged: Any) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Upsample(**enlarged, mode="bilinear"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).square().sum()  # type: ignore[no-any-return, no-untyped-call]
@@ -76,11 +76,15 @@ def test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager(
     assert (first.calls, second.calls, sum(plan.calls for plan in second.carried)) == (1, 2, 3)
 
 
-def test_interpolation_has_the_bits_of_eager_at_all_sizes() -> None:
-    model, twin = twins(Enlarged)
+@pytest.mark.parametrize("enlarged", [{"scale_factor": 1.7}, {"scale_factor": (2, 1.5)}, {"size": (13, 7)}])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels"])
+def test_interpolation_has_the_bits_of_eager_at_all_sizes(
+    enlarged: dict[str, Any], layout: torch.memory_format
+) -> None:
+    model, twin = twins(lambda: Enlarged(**enlarged))
     call = PlannedCall(model, AgainAtAllSizes())
-    for size in (6, 9, 4):
-        x = torch.randn(size, 3, 9, 5)
+    for batch, *size in ((6, 9, 5), (9, 11, 7), (4, 8, 6)):
+        x = torch.randn(batch, 3, *size).to(memory_format=layout)
         found, expected = call(x), twin(x)
         torch.autograd.backward([found, expected])
         assert same([found], [expected])

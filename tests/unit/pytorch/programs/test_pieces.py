@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from remat_cli.core.graph import Graph, Phase
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Step, Wait
 from remat_cli.pytorch.memory import transfers
-from remat_cli.pytorch.programs.pieces import CompiledPieces
+from remat_cli.pytorch.programs.pieces import CompiledPieces, _kind
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable.joint_graphs import as_captured_with
 from tests.streams import LateCopies
@@ -116,3 +117,13 @@ def test_a_pass_in_pieces_has_the_strides_of_its_outputs_and_frees_its_inputs() 
     assert arguments == []
     assert torch.equal(added, x + 1)
     assert torch.equal(copied, x * 2)
+
+
+def test_pieces_are_equal_whose_ops_and_layouts_are() -> None:
+    def kind(x: torch.Tensor, factor: int = 2) -> str:
+        return _kind(make_fx(lambda given: given.cos() * factor, tracing_mode="fake")(x))
+
+    own = kind(torch.ones(4, 4))
+    assert kind(torch.ones(4, 4)) == own
+    others = [torch.ones(4, 8), torch.ones(8, 4).t()[:4, :4], torch.ones(4, 8)[:, :4], torch.ones(4, 4).double()]
+    assert own not in [*map(kind, others), kind(torch.ones(4, 4), 3)]

@@ -8,8 +8,8 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.torch_version import TorchVersion
 
-from remat_cli.errors import GraphError
-from remat_cli.pytorch.unstable.inductor import _check_attention
+from remat_cli.errors import GraphError, UsageError
+from remat_cli.pytorch.unstable.inductor import _check_attention, needing_compiler
 from remat_cli.torch import planned
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -44,3 +44,18 @@ def test_an_old_release_refuses_to_compile_attention_in_float64() -> None:
     model = planned(Attention().double(), budget="100%", fused=True)
     with pytest.raises(GraphError, match="attention in float64"):
         model(torch.randn(2, 16, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"), [("InvalidCxxCompiler", r"a C\+\+ compiler"), ("TritonMissing", "Triton")]
+)
+def test_a_missing_compiler_is_named(kind: str, missing: str) -> None:
+    cause = type(kind, (RuntimeError,), {})("no such program: cc\nmore")
+    told = f"fused kernels need {missing}, and none is found here: no such program: cc$"
+    with pytest.raises(UsageError, match=told), needing_compiler():
+        raise RuntimeError("inductor fails") from cause
+
+
+def test_other_faults_of_the_compiler_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="inductor fails"), needing_compiler():
+        raise RuntimeError("inductor fails") from ValueError("of another kind")
