@@ -519,6 +519,29 @@ def test_where_no_plan_leaves_the_loss_free_the_tightest_runs_and_one_line_says_
     assert "beyond the predicted peak" not in str(record)
 
 
+@pytest.mark.parametrize(("budget", "is_enough"), [(5_500_000, False), (8_000_000, True)], ids=["tight", "wide"])
+def test_gradients_of_the_step_before_are_left_free_where_they_are_above_the_budget(
+    budget: int, is_enough: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    wide = (nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(6))
+    model, x = nn.Sequential(*wide), torch.randn(256, 64)
+    by_regions(model, budget, "*", device="h100")
+    for _ in range(4):
+        loss = model(x).sum()
+        model.zero_grad(set_to_none=True)  # between the passes: those of the step before are there in the forward pass
+        loss.backward()
+    record = record_of(model)
+    first, second, *others = record.measured_peak_bytes
+    old = sum(parameter.nbytes for parameter in model.parameters())
+    assert first <= record.budget_bytes == budget
+    assert max(first, budget * (not is_enough)) < second <= first + old
+    assert all(measured <= budget for measured in others)
+    assert ("of gradients of the step before are there" in caplog.text) == (not is_enough)
+    assert (max(others) <= record.predicted_peak_bytes + 64) == (not is_enough), "else no plan has to count them"
+    assert (record.overhead > 0) == (not is_enough)
+
+
 def test_report_says_what_steps_took_beyond_the_predicted_peak() -> None:
     torch.manual_seed(0)
     model, given = Logits(1, 16, 50, 0.0), tokens()
