@@ -28,6 +28,8 @@ from remat_cli.units import parse_budget
 
 # Shares of a plain region's kept memory, beyond the memory that every plan keeps.
 _SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
+# Shares of a plain region's peak, beyond the least peak: the first is taken at which a plan keeps no more than it must.
+_SHARES_OF_PEAK = (0.0, 0.2, 0.5)
 _SHARES_IN_PARTS = (0.5, 0.0)  # the same, for each number of parts
 _PLAN_SECONDS = 1.0  # for each plan of a region, by default
 _SHARE_OF_EACH = 0.2  # of these, for each of the many plans that a search for cuts asks for
@@ -90,12 +92,16 @@ class RegionGraphs:
         return self.point(plain_run(self.prepared(cuts).graph), cuts)
 
     def curve(self) -> list[CurvePoint]:
-        """Return plans of the whole region that keep less and less, the plain one first."""
-        plain = self.plain()
+        """Return plans of the whole region that keep less and less, the plain one first.
+
+        The last two peak lower, too: one that keeps least, and the one of the least peak.
+        """
+        plain, smallest = self.plain(), self.point(self._least.plan_of(self.prepared()).schedule)
         floor = _kept_in_any_case(self.prepared().graph)
-        peak = plain.planned.predicted_peak_bytes
+        peak, least = plain.planned.predicted_peak_bytes, smallest.planned.predicted_peak_bytes
         limits = ((floor + int(share * max(0, plain.kept - floor)), peak) for share in _SHARES)
-        return [plain, *self._within(limits)]
+        lower = ((floor, least + int(share * (peak - least))) for share in _SHARES_OF_PEAK)
+        return [plain, *self._within(limits), *islice(self._within(lower), 1), smallest]
 
     def curve_in_parts(self, known: Sequence[Sequence[CurvePoint]], *, is_trial: bool = False) -> list[CurvePoint]:
         """Return plans of the region in parts that keep less and less, the one of the least peak last.
