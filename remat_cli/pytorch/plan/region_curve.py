@@ -92,16 +92,20 @@ class RegionGraphs:
         return self.point(plain_run(self.prepared(cuts).graph), cuts)
 
     def curve(self) -> list[CurvePoint]:
-        """Return plans of the whole region that keep less and less, the plain one first.
-
-        The last two peak lower, too: one that keeps least, and the one of the least peak.
-        """
-        plain, smallest = self.plain(), self.point(self._least.plan_of(self.prepared()).schedule)
+        """Return plans of the whole region that keep less and less, the plain one first."""
+        plain = self.plain()
         floor = _kept_in_any_case(self.prepared().graph)
-        peak, least = plain.planned.predicted_peak_bytes, smallest.planned.predicted_peak_bytes
+        peak = plain.planned.predicted_peak_bytes
         limits = ((floor + int(share * max(0, plain.kept - floor)), peak) for share in _SHARES)
-        lower = ((floor, least + int(share * (peak - least))) for share in _SHARES_OF_PEAK)
-        return [plain, *self._within(limits), *islice(self._within(lower), 1), smallest]
+        return [plain, *self._within(limits)]
+
+    def lower(self) -> list[CurvePoint]:
+        """Return plans of the whole region that peak lower: one that keeps least, and the one of the least peak."""
+        smallest = self.point(self._least.plan_of(self.prepared()).schedule)
+        least, peak = smallest.planned.predicted_peak_bytes, self.plain().planned.predicted_peak_bytes
+        floor = _kept_in_any_case(self.prepared().graph)
+        limits = ((floor, least + int(share * (peak - least))) for share in _SHARES_OF_PEAK)
+        return [*islice(self._within(limits), 1), smallest]
 
     def curve_in_parts(self, known: Sequence[Sequence[CurvePoint]], *, is_trial: bool = False) -> list[CurvePoint]:
         """Return plans of the region in parts that keep less and less, the one of the least peak last.

@@ -299,7 +299,7 @@ class RegionKind:
         pieces: pieces compiled so far, if regions may run in parts, and inductor decomposes each piece; else None.
         hooks: called around their passes.
         used: places of the used plans.
-        graphs: their graphs, whole and in parts; None for captures of many sizes, which run whole.
+        graphs: their graphs, whole and in parts; None for plans of other sizes.
     """
 
     name: str
@@ -331,7 +331,7 @@ class RegionKind:
         Raises:
             UsageError: the regions cannot be cut so.
         """
-        if self.graphs is not None:
+        if self.sized is None and self.graphs is not None:
             self.points = tuple(self.graphs.point(schedule, cuts) for schedule, cuts in plans)
             return
         self.points = tuple(self.points[0].at(schedule) for schedule, _ in plans)
@@ -339,6 +339,14 @@ class RegionKind:
             planned_at = self.sized.plans[0]
             sized = tuple(replace(planned_at, schedule=schedule) for schedule, _ in plans)
             self.sized = replace(self.sized, plans=sized)
+
+    def add(self, points: Sequence[CurvePoint]) -> None:
+        """Add plans of the whole region."""
+        self.points = (*self.points, *points)
+        if self.sized is not None:
+            planned_at = self.sized.plans[0]
+            sized = (replace(planned_at, schedule=point.planned.schedule) for point in points)
+            self.sized = replace(self.sized, plans=(*self.sized.plans, *sized))
 
     def at(self, values: Values, call: RegionCall) -> RegionKind:
         """Return the same plans for regions of other sizes.

@@ -63,7 +63,7 @@ class RegionPlanner:
         """
         curves: dict[RegionKind, tuple[CurvePoint, ...]] = {}
         for kind in dict.fromkeys(kinds):
-            assert kind.graphs is not None, "regions in parts are captured for their sizes alone"
+            assert kind.graphs is not None, "regions in parts are planned at their own sizes"
             points = kind.graphs.curve_in_parts(self._in_parts, is_trial=is_trial)
             curves[kind] = (*kind.points, *points)
             if points:
@@ -87,7 +87,8 @@ class RegionPlanner:
         self.link = prepared.link
         points = graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)]
         function = shared_forward(self._request.forwards[call.path], call.module)
-        kind = RegionKind(call.path, function, self._gradients(call), tuple(points), hooks=self._hooks)
+        gradients = self._gradients(call)
+        kind = RegionKind(call.path, function, gradients, tuple(points), hooks=self._hooks, graphs=graphs)
         if group.sizes is not None and sized is not None and region is not None:
             plans = tuple(SizedSchedule(group.values, prepared.graph, point.planned.schedule) for point in points)
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values, call)
@@ -95,7 +96,6 @@ class RegionPlanner:
             return kind
         kind.captured = captured if self._request.fused else None
         kind.pieces = self._pieces if self._request.fused and not self._request.is_decomposed else None
-        kind.graphs = graphs
         return kind
 
     def without_symbols(self, kind: RegionKind, plan_index: int) -> CurvePoint:

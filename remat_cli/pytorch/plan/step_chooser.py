@@ -87,12 +87,12 @@ class StepChooser:
             self._holding.tell_of_least(trace.peak_bytes, budget)
         self._use(plan, choice, trace, budget, free)
 
-    def fits_plain(self, plan: StepChoice) -> bool:
-        """Return whether a step fits the budget by the plain plan of each region."""
+    def fits(self, plan: StepChoice, points: Sequence[CurvePoint]) -> bool:
+        """Return whether a step fits the budget by these plans of its regions; nothing fits the smallest for sure."""
         source = self._request.source
         if source.is_smallest:
             return False
-        peak = plan.step.judged(plan.plain, source.free_bytes).peak_bytes
+        peak = plan.step.judged(points, source.free_bytes).peak_bytes
         return peak <= self._budget_bytes(plan, source.reserve_bytes)
 
     def explained(self, refusal: DoesNotFit, plan: StepChoice, curves: Sequence[Sequence[CurvePoint]]) -> DoesNotFit:

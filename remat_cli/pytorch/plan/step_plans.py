@@ -11,8 +11,8 @@ from remat_cli.pytorch.memory.watch import MeasuredStep
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import notify
-from remat_cli.pytorch.plan.region_choice import WholeStep
-from remat_cli.pytorch.plan.region_kinds import Captures
+from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
+from remat_cli.pytorch.plan.region_kinds import Captures, RegionKind
 from remat_cli.pytorch.plan.region_planner import RegionPlanner
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
@@ -110,7 +110,7 @@ class StepPlans:
     def _explained(self, plan: StepChoice, refusal: DoesNotFit) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts, tried here."""
         request = self._request
-        if request.source.splits or request.fused or any(kind.graphs is None for kind in plan.kinds):
+        if request.source.splits or request.fused or any(kind.sized is not None for kind in plan.kinds):
             return refusal
         curves = self._planner.curves_in_parts(plan.kinds, is_trial=True)
         if all(curves[kind] == kind.points for kind in plan.kinds):
@@ -175,8 +175,15 @@ class StepPlans:
         places = [tuple(inputs_of) for inputs_of in rehearsal.hosted]
         standing = request.source.standing([request.module])
         plan = StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
-        if request.source.splits and not self._chooser.fits_plain(plan):
+        if request.given is None and not self._chooser.fits(plan, [_keeping_least(kind) for kind in kinds]):
+            for kind in dict.fromkeys(kinds):
+                kind.add([] if kind.graphs is None else kind.graphs.lower())
+        if request.source.splits and not self._chooser.fits(plan, plan.plain):
             for kind, points in self._planner.curves_in_parts(kinds).items():
                 kind.points = points
-            plan.step = replace(step, curves=[kind.points for kind in kinds])
+        plan.step = replace(step, curves=[kind.points for kind in kinds])
         return plan
+
+
+def _keeping_least(kind: RegionKind) -> CurvePoint:
+    return min(kind.points, key=lambda point: point.kept)
