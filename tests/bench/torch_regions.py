@@ -1,13 +1,14 @@
 """Models planned whole and by regions: the peak of the step, predicted and measured, and time beside eager's.
 
-Budgets are shares of eager's peak, the same for both ways. `python -m tests.bench.torch_regions gpt` runs this model
-only. Times are CPU time, the least of five steps.
+Budgets are shares of eager's peak, and what torch's checkpoints of each block take, the same for both ways.
+`python -m tests.bench.torch_regions gpt` runs this model only. Times are CPU time, the least of five steps.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from importlib.util import find_spec
 from time import process_time
 from typing import Any
@@ -17,6 +18,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.capture.regions import repeated_blocks
@@ -48,16 +50,31 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
         without_cache(model)
         eager = peak_of_step(model, inputs)
         table.add_row(name, "eager", "", "", format_bytes(eager), "", "", "", "")
-        for share in SHARES:
+        marked = _checkpointed(model)
+        least, time = peak_of_step(marked, inputs), seconds_of_step(marked, inputs) / seconds_of_step(model, inputs)
+        table.add_row(name, "checkpoints", "", "", format_bytes(least), "", "", format_share(time - 1), "")
+        for budget in (*(int(share * eager) for share in SHARES), least):
             for way in ("whole", "regions"):
-                table.add_row(name, *_row(model, inputs, way, int(share * eager)))
+                table.add_row(name, *_row(model, inputs, way, budget))
     console.print(table)
+
+
+def _blocks_of(model: nn.Module) -> list[str]:
+    return [path for paths in repeated_blocks(model).values() for path in paths]
+
+
+def _checkpointed(model: nn.Module) -> nn.Module:
+    """Return a copy that keeps of each block its inputs alone, by torch's checkpoints."""
+    marked = copy.deepcopy(model)
+    for path in _blocks_of(marked):
+        block = marked.get_submodule(path)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return marked
 
 
 def _row(model: nn.Module, inputs: Any, way: str, budget: int) -> tuple[str, ...]:
     made, plain = copy.deepcopy(model), copy.deepcopy(model)
-    blocks = [path for paths in repeated_blocks(made).values() for path in paths]
-    planned(made, budget=budget, regions=None if way == "whole" else blocks)
+    planned(made, budget=budget, regions=None if way == "whole" else _blocks_of(made))
     began = process_time()
     try:
         step_of(made, inputs)
