@@ -127,7 +127,7 @@ def test_another_order_of_the_runs_has_an_arena_where_the_sum_fits(monkeypatch: 
 
 def test_smallest_arena_of_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_WORK", 0.02)
-    graph = layered(65)
+    graph = layered(65).edited(resident_bytes=10**9).checked()
     one = planned(graph, "min", "keep_all", alignment=64).solution
     monkeypatch.setattr(addresses, "reordered", lambda *_: None)
     other = planned(graph, "min", "keep_all", alignment=64).solution
