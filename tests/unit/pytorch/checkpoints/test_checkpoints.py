@@ -100,6 +100,21 @@ def test_memory_and_time_of_a_choice_are_those_of_torch_with_its_checkpoints(ref
         assert took == plain_time + time(memory, tuple(chosen))
 
 
+@pytest.mark.parametrize("reference", [STAGES, DEEP])
+def test_terms_of_the_solver_add_up_to_the_memory_of_a_choice(reference: str) -> None:
+    memory, generator = looked_at(reference)[1], random.Random(1)
+    paths = [item.path for item in memory.candidates]
+    for _ in range(3):
+        chosen = set(generator.sample(paths, len(paths) // 2))
+        for where, used in memory.peaks(chosen).items():
+            constant, when_chosen, conditions = memory.terms(where)
+            total = constant + sum(when_chosen.get(path, 0) for path in chosen)
+            for condition, size in conditions.items():
+                is_kept = any(chosen.isdisjoint(group) for group in condition.unless)
+                total += size if is_kept or chosen & condition.where else 0
+            assert total == used, where
+
+
 def test_memory_that_a_kernel_takes_for_itself_counts_in_each_of_its_runs() -> None:
     step, memory = looked_at(STAGES)
     graph = prepare_reading(step.reading("step"), STAGES, GraphOptions()).graph

@@ -27,7 +27,7 @@ from remat_cli.pytorch.checkpoints.choice import choose
 from remat_cli.pytorch.checkpoints.memory import Memory
 from remat_cli.pytorch.checkpoints.policies import saved_in
 from remat_cli.pytorch.checkpoints.policy_choice import choose_policy
-from remat_cli.pytorch.checkpoints.policy_memory import Place, Policy, PolicyMemory, block_paths
+from remat_cli.pytorch.checkpoints.policy_memory import Call, Place, Policy, PolicyMemory, block_paths
 from remat_cli.pytorch.checkpoints.words import policy_code
 from remat_cli.pytorch.run.execution import StepRuns
 from remat_cli.units import parse_budget
@@ -129,6 +129,29 @@ def test_memory_and_time_of_a_policy_are_those_of_torch_with_it(reference: str) 
         assert time == plain_time + memory.time(policy)
         seen.add(memory.peak(policy))
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize("reference", [STAGES, DEEP, CONVS, DRAWING])
+def test_terms_of_the_solver_add_up_to_the_memory_of_a_policy(reference: str) -> None:
+    memory, generator = looked_at(reference)[1], random.Random(1)
+    for _ in range(3):
+        policy = drawn(memory, generator)
+        wrapped = set(policy.paths)
+
+        def is_saved(path: str, call: Call, policy: Policy = policy) -> bool:
+            return call in policy.saved.get(memory.blocks[path].candidate.kind, ())
+
+        for place, used in memory.peaks(policy).items():
+            terms = memory.terms(place)
+            total = terms.constant
+            for held, size in terms.held.items():
+                is_kept = any(wrapped.isdisjoint(group) for group in held.unless) or bool(wrapped & held.where)
+                is_kept = is_kept or any(path in wrapped and is_saved(path, call) for path, call in held.saved)
+                total += size if is_kept else 0
+            again = ((path, call) for path, call in terms.rerun if path in wrapped and not is_saved(path, call))
+            total += sum(terms.rerun[key] for key in again)
+            total += sum(size for call, size in terms.saved.items() if is_saved(place.block or "", call))
+            assert total == used, place
 
 
 def policies(memory: PolicyMemory) -> Iterator[Policy]:

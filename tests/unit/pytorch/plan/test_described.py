@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from remat_cli.pytorch.plan.described import described
+from remat_cli.pytorch.plan.described import Inputs, described
 
 
 def test_tensors_are_alike_that_differ_in_sizes_alone() -> None:
@@ -25,6 +25,14 @@ def test_tensors_are_alike_that_differ_in_sizes_alone() -> None:
 def test_dimensions_of_one_may_have_any_stride() -> None:
     assert described(torch.ones(3, 4)[:, :1].as_strided((1, 4), (9, 1))).is_contiguous
     assert not described(torch.ones(3, 8).as_strided((2, 4), (9, 1))).is_contiguous
+
+
+def test_sizes_of_two_are_within_larger_ones_and_sizes_of_one_are_not() -> None:
+    sizes = {size: Inputs.of((torch.ones(size, 3),), {}, "cpu") for size in (1, 2, 9)}
+    rows = frozenset({(0, 0)})
+    assert [size for size in sizes if sizes[size].is_within(sizes[9], rows)] == [2, 9]
+    assert not sizes[2].is_within(sizes[9], frozenset())
+    assert sizes[2].is_within(sizes[2], frozenset())
 
 
 def test_a_description_makes_a_tensor_without_data_and_leaves_numbers_alone() -> None:
