@@ -207,7 +207,7 @@ def _corrected_plan(
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
     compiled: list[CompiledPasses] = []
-    asked = [budget]  # budgets of the plans
+    asked = budget  # of the last plan
     spent, before = source.waiting.spent_ns, source.waiting.spent_ns[COMPILING]
     keeps_order = source.is_smallest
     while True:
@@ -223,13 +223,10 @@ def _corrected_plan(
             break
         if not fits and not keeps_order:
             keeps_order = True
-            asked.append(asked[-1])
             continue
-        asked.append(
-            int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(compiled, asked, budget)
-        )
+        asked = int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(asked, peak, budget)
         try:
-            within = source.within(asked[-1])
+            within = source.within(asked)
             joint, captured = within.in_parts(given_joint, given_captured, modules)
             another = within.planned(joint, captured, modules)
         except DoesNotFit:
@@ -248,21 +245,16 @@ def _corrected_plan(
     return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=words))
 
 
-def _corrected(compiled: Sequence[CompiledPasses], asked: Sequence[int], budget: int) -> int:
-    """Return the budget of the next plan, after compiled plans."""
-    same_order = [
-        (ask, plan.planned.predicted_peak_bytes)
-        for ask, plan in zip(asked, compiled, strict=True)
-        if plan.keeps_order == compiled[-1].keeps_order
-    ]
-    fitting, above = (
-        [ask for ask, peak in same_order if peak <= budget],
-        [ask for ask, peak in same_order if peak > budget],
-    )
-    if fitting and above:
-        return (max(fitting) + min(above)) // 2
-    margin = int(_MARGIN * budget) if above else 0
-    return asked[-1] + budget - same_order[-1][1] - margin
+def _corrected(asked: int, peak: int, budget: int) -> int:
+    """Return the budget of the next plan.
+
+    Args:
+        asked: budget of the last plan.
+        peak: its peak, once compiled.
+        budget: what compiled plans are to fit.
+    """
+    margin = int(_MARGIN * budget) if peak > budget else 0
+    return asked + budget - peak - margin
 
 
 def _above(plan: CompiledPasses, budget: int, compiled: int) -> DoesNotFit:

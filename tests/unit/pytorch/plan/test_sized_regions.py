@@ -15,6 +15,7 @@ from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
 from remat_cli.pytorch.plan.described import Inputs
 from remat_cli.pytorch.plan.fused import compiled_plan
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_region import SizedRegion
@@ -113,6 +114,20 @@ def test_sizes_of_one_and_much_smaller_ones_have_plans_of_their_own() -> None:
     assert plans[:6] == [1, 2, 3, 3, 4, 4]
     assert plans[6] == 4 + (overheads[5] > 0.02), "a plan that takes little time runs smaller inputs, too"
     assert not record_of(model).unplanned
+
+
+def test_plans_of_near_sizes_are_taken_over_and_much_smaller_ones_are_planned_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned_for = []
+    curve = RegionGraphs.curve
+    monkeypatch.setattr(RegionGraphs, "curve", lambda self: planned_for.append(self) or curve(self))  # type: ignore[func-returns-value]
+    model = by_regions(Masked(2, 16, 50, 0.0).train(), "75%", "blocks.*")
+    counts = []
+    for length in (48, 64, 72, 80, 24):
+        step(model, tokens(4, length))
+        counts.append(len(planned_for))
+    assert counts == [1, 2, 2, 2, 3]
 
 
 class Chosen(nn.Module):

@@ -563,6 +563,72 @@ def test_gradients_of_the_step_before_are_left_free_where_they_are_above_the_bud
     assert (record.overhead > 0) == (not is_enough)
 
 
+class Turned(nn.Module):
+    """Its op is another one after a turn, with the same inputs and parameters."""
+
+    is_turned = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        result: torch.Tensor = self.down(hidden.cos() if self.is_turned else hidden.sin())
+        return result
+
+
+class Turning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turned() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().sum()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "compiled"])
+def test_a_block_that_computes_something_else_later_runs_by_no_plan_of_the_first(fused: bool) -> None:
+    torch.manual_seed(0)
+    eager, x = Turning(), (torch.randn(16, 8),)
+    model = by_regions(copy.deepcopy(eager), "90%", "blocks.*", "h100", fused=fused)
+    for is_turned in (False, True, False):
+        for block in (*eager.blocks, *model.get_submodule("blocks").children()):
+            block.is_turned = is_turned
+        torch.testing.assert_close(step(model, x), step(eager, x))
+    assert sum(record_of(model).unplanned.values()) == 2
+
+
+def test_gradients_that_are_there_before_planning_are_counted() -> None:
+    torch.manual_seed(0)
+    wide = (nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(3))
+    model, x = nn.Sequential(*wide), torch.randn(256, 64)
+    model(x).sum().backward()
+    by_regions(model, "min", "*", device="h100")
+    for _ in range(2):
+        model(x).sum().backward()
+    record, there = record_of(model), sum(parameter.nbytes for parameter in model.parameters())
+    assert record.points["0"].planned.fixed_bytes < there < record.predicted_peak_bytes
+    least = max(record.measured_peak_bytes)
+    assert least <= record.predicted_peak_bytes <= least + there
+
+
+def test_a_budget_of_activations_comes_on_top_of_what_is_always_there() -> None:
+    torch.manual_seed(0)
+    model, given = Logits(2, 32, 50, 0.0), tokens()
+    budgets = {}
+    for budget in ("100%", "100% of activations", "70% of activations"):
+        planned_model = by_regions(copy.deepcopy(model), budget, "blocks.*", device="h100")
+        planned_model(*given).sum().backward()
+        budgets[budget] = record_of(planned_model).budget_bytes
+    plain, always = budgets["100%"], fixed_bytes(model, given)
+    assert budgets["100% of activations"] == plain
+    assert budgets["70% of activations"] == pytest.approx(always + 0.7 * (plain - always), abs=1)
+
+
 def test_report_says_what_steps_took_beyond_the_predicted_peak() -> None:
     torch.manual_seed(0)
     model, given = Logits(1, 16, 50, 0.0), tokens()
