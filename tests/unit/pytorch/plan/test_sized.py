@@ -76,8 +76,15 @@ def test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager(
     assert (first.calls, second.calls, sum(plan.calls for plan in second.carried)) == (1, 2, 3)
 
 
-@pytest.mark.parametrize("enlarged", [{"scale_factor": 1.7}, {"scale_factor": (2, 1.5)}, {"size": (13, 7)}])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels"])
+@pytest.mark.parametrize(
+    ("enlarged", "layout"),
+    [
+        ({"scale_factor": 1.7}, torch.contiguous_format),
+        ({"scale_factor": (2, 1.5)}, torch.channels_last),
+        ({"size": (13, 7)}, torch.contiguous_format),
+    ],
+    ids=["factor", "factors", "size"],
+)
 def test_interpolation_has_the_bits_of_eager_at_all_sizes(
     enlarged: dict[str, Any], layout: torch.memory_format
 ) -> None:

@@ -519,10 +519,9 @@ def test_where_no_plan_leaves_the_loss_free_the_tightest_runs_and_one_line_says_
     assert "beyond the predicted peak" not in str(record)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_the_least_peak_is_below_that_of_checkpoints_and_fits_as_a_budget(dropout: float) -> None:
+def test_the_least_peak_is_below_that_of_checkpoints_and_fits_as_a_budget() -> None:
     torch.manual_seed(0)
-    model, given = GPT(4, 32, 20, dropout), (torch.randint(20, (8, 64)), torch.randint(20, (8, 64)))
+    model, given = GPT(4, 32), (torch.randint(20, (8, 64)), torch.randint(20, (8, 64)))
     checkpointed, again = copy.deepcopy(model), copy.deepcopy(model)
     for block in checkpointed.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -533,7 +532,7 @@ def test_the_least_peak_is_below_that_of_checkpoints_and_fits_as_a_budget(dropou
         return peak_of(lambda: run(*given).backward(), "cpu")
 
     by_regions(model, "min", "blocks.*", device="h100")
-    assert peak(model) < peak(checkpointed)
+    assert peak(model) < 0.9 * peak(checkpointed)
     least = record_of(model).budget_bytes
     by_regions(again, int(1.02 * least), "blocks.*", device="h100")
     assert fixed_bytes(again, given) + peak(again) <= 1.02 * least + 64
@@ -620,12 +619,11 @@ def test_a_budget_of_activations_comes_on_top_of_what_is_always_there() -> None:
     torch.manual_seed(0)
     model, given = Logits(2, 32, 50, 0.0), tokens()
     budgets = {}
-    for budget in ("100%", "100% of activations", "70% of activations"):
+    for budget in ("100%", "70% of activations"):
         planned_model = by_regions(copy.deepcopy(model), budget, "blocks.*", device="h100")
         planned_model(*given).sum().backward()
         budgets[budget] = record_of(planned_model).budget_bytes
     plain, always = budgets["100%"], fixed_bytes(model, given)
-    assert budgets["100% of activations"] == plain
     assert budgets["70% of activations"] == pytest.approx(always + 0.7 * (plain - always), abs=1)
 
 
