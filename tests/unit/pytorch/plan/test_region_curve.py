@@ -65,7 +65,7 @@ def test_the_last_plan_keeps_only_what_cannot_run_again() -> None:
 
 def test_plans_in_parts_end_with_the_least_peak_and_tell_their_time_beside_the_whole() -> None:
     wide = nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.GELU(), nn.Linear(64 * WIDTH, WIDTH))
-    graphs = graphs_of(wide, device="h100", options={"time_limit": 0.1})
+    graphs = graphs_of(wide, device="h100", options={"time_limit": 0.06})
     points = graphs.curve_in_parts([])
     whole = graphs.plain()
     assert points
