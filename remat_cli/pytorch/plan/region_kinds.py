@@ -332,21 +332,20 @@ class RegionKind:
             UsageError: the regions cannot be cut so.
         """
         if self.sized is None and self.graphs is not None:
-            self.points = tuple(self.graphs.point(schedule, cuts) for schedule, cuts in plans)
-            return
-        self.points = tuple(self.points[0].at(schedule) for schedule, _ in plans)
-        if self.sized is not None:
-            planned_at = self.sized.plans[0]
-            sized = tuple(replace(planned_at, schedule=schedule) for schedule, _ in plans)
-            self.sized = replace(self.sized, plans=sized)
+            self._set([self.graphs.point(schedule, cuts) for schedule, cuts in plans])
+        else:
+            self._set([self.points[0].at(schedule) for schedule, _ in plans])
 
     def add(self, points: Sequence[CurvePoint]) -> None:
-        """Add plans of the whole region."""
-        self.points = (*self.points, *points)
+        """Add plans of the whole region, before any is compiled."""
+        self._set([*self.points, *points])
+
+    def _set(self, points: Sequence[CurvePoint]) -> None:
+        self.points = tuple(points)
         if self.sized is not None:
             planned_at = self.sized.plans[0]
-            sized = (replace(planned_at, schedule=point.planned.schedule) for point in points)
-            self.sized = replace(self.sized, plans=(*self.sized.plans, *sized))
+            sized = tuple(replace(planned_at, schedule=point.planned.schedule) for point in points)
+            self.sized = replace(self.sized, plans=sized)
 
     def at(self, values: Values, call: RegionCall) -> RegionKind:
         """Return the same plans for regions of other sizes.

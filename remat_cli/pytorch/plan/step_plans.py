@@ -177,7 +177,8 @@ class StepPlans:
         plan = StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
         if request.given is None and not self._chooser.fits(plan, [_keeping_least(kind) for kind in kinds]):
             for kind in dict.fromkeys(kinds):
-                kind.add([] if kind.graphs is None else kind.graphs.lower())
+                if kind.graphs is not None:
+                    kind.add(kind.graphs.lower())
         if request.source.splits and not self._chooser.fits(plan, plan.plain):
             for kind, points in self._planner.curves_in_parts(kinds).items():
                 kind.points = points
