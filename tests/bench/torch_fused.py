@@ -22,16 +22,22 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import RematError
-from remat_cli.pytorch.capture.regions import repeated_blocks
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.unstable.front_end import with_own_code
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes
 from tests.bench import torch_models
-from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of, without_cache
+from tests.bench.whole_steps import (
+    blocks_of,
+    peak_of_step,
+    seconds_of_step,
+    seed,
+    step_of,
+    with_checkpoints,
+    without_cache,
+)
 
 MODELS = ("gpt", "llama", "vit", "unet")
 ALONE = ("gpt", "unet")  # which need no transformers
@@ -74,7 +80,7 @@ def torch_fused(console: Console, names: tuple[str, ...] = MODELS) -> None:
             box=MARKDOWN, title=name,
         )  # fmt: skip
         rows = [_Row.of(way, model, inputs) for way in _stock()]
-        blocks = [path for paths in repeated_blocks(model).values() for path in paths]
+        blocks = blocks_of(model)
         plans: dict[str, dict[str, Any]] = {"plan, eager kernels": {}, "plan, fused kernels": {"fused": True}}
         if blocks:
             plans["plan by blocks, fused kernels"] = {"fused": True, "regions": blocks}
@@ -99,8 +105,8 @@ def _stock() -> Iterator[Way]:
     for share in STOCK_BUDGETS:
         patch = partial(torch._functorch.config.patch, activation_memory_budget=share)
         yield Way(f"inductor, activation_memory_budget {share}", _compiled, patch)
-    yield Way("eager, checkpoint of every block", _with_checkpoints)
-    yield Way("inductor, checkpoint of every block", lambda model: _compiled(_with_checkpoints(model)))
+    yield Way("eager, checkpoint of every block", with_checkpoints)
+    yield Way("inductor, checkpoint of every block", lambda model: _compiled(with_checkpoints(model)))
     yield Way("inductor, block by block", _compiled_by_blocks)
 
 
@@ -109,15 +115,8 @@ def _compiled(model: nn.Module) -> Any:
     return torch.compile(model)
 
 
-def _with_checkpoints(model: nn.Module) -> nn.Module:
-    for path in (path for paths in repeated_blocks(model).values() for path in paths):
-        block: Any = model.get_submodule(path)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return model
-
-
 def _compiled_by_blocks(model: nn.Module) -> nn.Module:
-    for path in (path for paths in repeated_blocks(model).values() for path in paths):
+    for path in blocks_of(model):
         block: Any = model.get_submodule(path)
         block.compile()
     return model

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from functools import partial
 from importlib.util import find_spec
 from time import process_time
 from typing import Any
@@ -18,15 +17,21 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from remat_cli.errors import DoesNotFit, GraphError
-from remat_cli.pytorch.capture.regions import repeated_blocks
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused
-from tests.bench.whole_steps import peak_of_step, seconds_of_step, seed, step_of, without_cache
+from tests.bench.whole_steps import (
+    blocks_of,
+    peak_of_step,
+    seconds_of_step,
+    seed,
+    step_of,
+    with_checkpoints,
+    without_cache,
+)
 
 CAPTURED = ("gpt", "gpt_logits", "llama", "gpt2", "bert", "vit", "t5", "whisper")
 REFUSED = ("masked_loss", "routed", "graph_network", "wav2vec2", "hubert", "yolos")
@@ -50,7 +55,7 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
         without_cache(model)
         eager = peak_of_step(model, inputs)
         table.add_row(name, "eager", "", "", format_bytes(eager), "", "", "", "")
-        marked = _checkpointed(model)
+        marked = with_checkpoints(copy.deepcopy(model))
         least, time = peak_of_step(marked, inputs), seconds_of_step(marked, inputs) / seconds_of_step(model, inputs)
         table.add_row(name, "checkpoints", "", "", format_bytes(least), "", "", format_share(time - 1), "")
         for budget in (*(int(share * eager) for share in SHARES), least):
@@ -59,22 +64,9 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
     console.print(table)
 
 
-def _blocks_of(model: nn.Module) -> list[str]:
-    return [path for paths in repeated_blocks(model).values() for path in paths]
-
-
-def _checkpointed(model: nn.Module) -> nn.Module:
-    """Return a copy that keeps of each block its inputs alone, by torch's checkpoints."""
-    marked = copy.deepcopy(model)
-    for path in _blocks_of(marked):
-        block = marked.get_submodule(path)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return marked
-
-
 def _row(model: nn.Module, inputs: Any, way: str, budget: int) -> tuple[str, ...]:
     made, plain = copy.deepcopy(model), copy.deepcopy(model)
-    planned(made, budget=budget, regions=None if way == "whole" else _blocks_of(made))
+    planned(made, budget=budget, regions=None if way == "whole" else blocks_of(made))
     began = process_time()
     try:
         step_of(made, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
+from remat_cli.pytorch.capture.regions import repeated_blocks
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.memory import peak_of
 
@@ -29,6 +32,19 @@ def without_cache(model: nn.Module) -> None:
         config: Any = getattr(part, "config", None)
         if hasattr(config, "use_cache"):
             config.use_cache = False
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the paths of a model's repeated blocks."""
+    return [path for paths in repeated_blocks(model).values() for path in paths]
+
+
+def with_checkpoints(model: nn.Module) -> nn.Module:
+    """Have a model keep of each block its inputs alone, by torch's checkpoints."""
+    for path in blocks_of(model):
+        block: Any = model.get_submodule(path)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return model
 
 
 def loss_of(model: Any, inputs: Any) -> torch.Tensor:
