@@ -201,7 +201,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> CachedBlock:
-        """Return a block at the end of the pool's segment, which grows as far as its last block is too small."""
+        """Return the last block of the pool's segment; the segment grows if this block is too small."""
         last = pool.last
         if last is not None and last.is_free:
             pool.take(last)

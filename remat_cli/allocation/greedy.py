@@ -120,7 +120,7 @@ class _Gaps:
         self._start: dict[int, int] = {}  # by end
 
     def take(self, size: int) -> int:
-        """Return the start of room in the smallest wide gap, or at the top."""
+        """Return an address for a buffer: in the smallest gap that holds it, or at the top."""
         index = bisect_left(self._by_length, (size, 0))
         if index < len(self._by_length):
             length, start = self._by_length[index]

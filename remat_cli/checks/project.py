@@ -101,7 +101,7 @@ class ModelLimits(Settings):
 
 @dataclass(frozen=True)
 class _Section:
-    """The settings of a section over outer settings, and their files."""
+    """A section's settings, which override outer ones, and the files that set them."""
 
     said: Said = field(default_factory=dict)
     sources: tuple[Path, ...] = ()

@@ -263,7 +263,7 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
 
 
 def _claim_of(planner: Planner, problem: Problem, judge: _Judge) -> PlanResult:
-    """Ask a planner; where one of another package breaks down, its best plan is the claim.
+    """Ask a planner for its claim; if one of another package fails, take its best plan.
 
     Raises:
         PlannerFails: it has no plan.

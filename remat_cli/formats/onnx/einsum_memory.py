@@ -84,6 +84,6 @@ def _elements(labels: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 
 def _reordered(terms: Iterable[str], order: str, sizes: Mapping[str, int]) -> int:
-    """Return the elements of operands not in the order of first appearance."""
+    """Count the elements of operands whose labels are not in order of first appearance."""
     places = ([order.index(label) for label in term] for term in terms)
     return sum(_elements(term, sizes) for term, place in zip(terms, places, strict=True) if place != sorted(place))

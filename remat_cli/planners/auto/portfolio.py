@@ -88,7 +88,7 @@ class Standing:
     def is_usual_training(self) -> bool:
         """Whether this is a training graph of usual size.
 
-        Its bound at several moments takes seconds, and so do chains.
+        On such graphs, a bound at several moments and plans of chains take seconds.
         """
         return self.is_training and self.ops <= 3_000
 

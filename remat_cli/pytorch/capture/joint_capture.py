@@ -527,7 +527,7 @@ def check_supported() -> None:
 
 
 def _fault_of_capture() -> str:
-    """Return the fault in a small step's joint graph, or ""."""
+    """Capture a small step, and return the fault in its joint graph; "" if there is none."""
 
     def step(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) * 2.0

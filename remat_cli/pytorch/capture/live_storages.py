@@ -11,7 +11,7 @@ from remat_cli.pytorch.unstable.tensors import key_of
 
 
 class LiveStorages:
-    """Follows storages, by keys that no other storage has meanwhile.
+    """Follows storages until they end; each has a key that is unique while it lives.
 
     Attributes:
         bytes: bytes of the storages that are followed and have not ended.

@@ -68,8 +68,8 @@ class _Search:
         self._budget = budget
         self._deadline = monotonic() + _SECONDS_IN_ALL
         self._places: dict[Place, None] = {}  # at which some answer was above the budget
-        self._best: tuple[int, Policy] | None = None  # with its price in its program
-        self._bound: int | None = None  # of the price of all policies
+        self._best: tuple[int, Policy] | None = None  # with the value of its program's objective
+        self._bound: int | None = None  # on the objective of all policies
         self._proven = True
 
     def run(self) -> PolicyChoice:
@@ -87,10 +87,10 @@ class _Search:
         """Find the best policy that wraps so many blocks, unless it is no better than the best so far."""
         program = _PolicyModel.of(self._memory, counts)
         peak: IntVar | int = self._budget if self._budget is not None else program.peak(self._memory.peak(_NOTHING))
-        price = program.time_first() if self._budget is not None else program.peak_first(peak)
+        objective = program.time_first() if self._budget is not None else program.peak_first(peak)
         if self._best is not None:
-            program.model.add(price <= self._best[0] - 1)
-        program.model.minimize(price)
+            program.model.add(objective <= self._best[0] - 1)
+        program.model.minimize(objective)
         for place in self._places:
             program.keep_within(place, peak)
         constrained = set(self._places)
@@ -158,7 +158,7 @@ class _PolicyModel:
 
     @classmethod
     def of(cls, memory: PolicyMemory, counts: Counts) -> _PolicyModel:
-        """Build the program for so many blocks of each kind, without constraints on memory."""
+        """Build the program for numbers of blocks of each kind, without constraints on memory."""
         model = CpModel()
         wrapped = {path: model.new_bool_var(path) for path in memory.blocks}
         saved = {(kind, call): model.new_bool_var("") for kind, calls in memory.calls.items() for call in calls}
@@ -203,11 +203,11 @@ class _PolicyModel:
 
     @property
     def unit(self) -> int:
-        """The price of one unit of time: more than of wrapping and saving everything."""
+        """The weight of one unit of time: more than that of wrapping and saving everything."""
         return 1 + len(self.wrapped) + len(self.saved)
 
     def time_first(self) -> LinearExpr | int:
-        """Return a price: time, then blocks that are wrapped and calls that are saved."""
+        """Return an objective: time, then blocks that are wrapped and calls that are saved."""
         time = sum(
             rerun.time * self.reruns[path, rerun.call]
             for path, block in self.memory.blocks.items()
@@ -220,7 +220,7 @@ class _PolicyModel:
         return self.model.new_int_var(0, 2 * most, "peak")
 
     def peak_first(self, peak: IntVar | int) -> LinearExpr | int:
-        """Return a price: the peak, then blocks that are wrapped and calls that are saved."""
+        """Return an objective: the peak, then blocks that are wrapped and calls that are saved."""
         return peak * self.unit + sum(self.wrapped.values()) + sum(self.saved.values())
 
     def keep_within(self, place: Place, peak: IntVar | int) -> None:

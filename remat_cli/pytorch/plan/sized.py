@@ -320,7 +320,7 @@ class SizedStep:
         return self._kernels.hold_at(passes.compiled, passes.sized.values, values)
 
     def _planned(self, values: Values) -> tuple[_SizedPasses, GraphRecord]:
-        """Make a plan that fits at these sizes, if possible for larger sizes."""
+        """Make a plan that fits at these sizes; larger sizes are tried first."""
         if not self._sized_passes and self._largest != values:
             with suppress(DoesNotFit):  # then these sizes alone have to fit
                 if self._planned_for(self._largest, values) and (planned_here := self._carried(values)) is not None:

@@ -146,7 +146,7 @@ class SizedRegion:
 
         Args:
             plan: the plan.
-            most: sizes with memory in the budget.
+            most: largest sizes whose memory is within the budget.
             module: the region.
             args: positional arguments.
             kwargs: keyword arguments.
@@ -155,7 +155,7 @@ class SizedRegion:
         return self._run(module, *args, **kwargs)
 
     def asked(self) -> tuple[SizedSchedule, Values]:
-        """Return the next plan, and its sizes with memory in the budget."""
+        """Return the next plan, and the largest sizes whose memory is within the budget."""
         assert self._asked is not None
         return self._asked
 

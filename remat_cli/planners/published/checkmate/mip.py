@@ -234,5 +234,5 @@ def _rounded(values: Floats) -> Ints:
 
 
 def _ceil(number: int) -> int:
-    """Round up a number with _DIGITS binary digits after the point."""
+    """Round up a fixed-point number with _DIGITS binary digits after the point."""
     return -(-number >> _DIGITS)

@@ -136,7 +136,7 @@ class StagedVariables:
     def _surely_held(self, can_hold: Bools) -> Bools:
         """[T, N + 1] whether the tensor must be held.
 
-        A reader needs it that no recomputation serves, or everything is kept.
+        Either no recomputation serves one of its readers, or everything is kept.
         """
         choices, produced_at = self.choices, self.choices.stages.produced_at
         may_remake = choices.may_run[produced_at]
