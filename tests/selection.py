@@ -29,10 +29,12 @@ SHORT = 0.3
 # What a test takes depends on which others run: they share fixtures, and kernels that one of them compiles. So those
 # that stay run once more, alone. If they take more than this share of the time, others are chosen, at most so often.
 _ENOUGH, _ROUNDS = 1.1, 3
-# What counting lines does not tell from other tests, and users are promised: each mode of training as unplanned at the
-# predicted peak, and the page that they read first.
+# Beginnings of what counting lines does not tell from other tests: rules of the tree, the contract of each planner, and
+# what users are promised: each mode of training as unplanned at the predicted peak, and the page that they read first.
 _ROW = "tests/unit/pytorch/run/test_matrix.py::test_a_row_trains_as_unplanned_at_its_peak["
 ALWAYS = (
+    "tests/architecture/",
+    "tests/contract/",
     f"{_ROW}whole eager recompute one changing budget",
     f"{_ROW}whole eager offload one fixed file",
     f"{_ROW}blocks eager recompute one fixed file",
@@ -57,7 +59,7 @@ class Recorder:
 def main() -> None:
     """Run the tests, and write which ones `make test` leaves out."""
     parser = argparse.ArgumentParser(prog="make selection", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=620.0, help="of all workers, for the tests that stay")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all workers, for the tests that stay")
     parser.add_argument("--measured", action="store_true", help="choose by the lines that the last call measured")
     given, options = parser.parse_known_args()  # the others are pytest's
     if not given.measured:
