@@ -25,6 +25,11 @@ def test_settings_are_those_of_pytorch(text: str, meant: CudaAllocator) -> None:
     assert parse_allocator(str(meant)) == meant
 
 
+def test_largest_blocks_that_are_split_are_given_in_mebibytes() -> None:
+    assert parse_allocator("cuda:max_split_size_mb:32").max_split_bytes == 32 * 1024**2
+    assert parse_allocator("cuda").max_split_bytes == float("inf")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

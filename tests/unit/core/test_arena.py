@@ -56,6 +56,11 @@ def test_first_clash_is_named(changed: Address, says: str) -> None:
     assert says in refused(arena(*addresses))
 
 
+def test_a_clash_with_the_lowest_tensor_is_named_where_others_lie_above_it() -> None:
+    addresses = (Address(AT_START, "x", 1), Address(0, "a", 4), Address(1, "b", 0), Address(1, None, 8))
+    assert "step 1: tensor 'b' lies at 0 to before 2, tensor 'x' at 1 to before 4" in refused(arena(*addresses))
+
+
 @pytest.mark.parametrize("missing", GOOD)
 def test_each_thing_needs_an_address(missing: Address) -> None:
     assert "no address for" in refused(arena(*(each for each in GOOD if each != missing)))

@@ -179,3 +179,4 @@ def test_schedule_is_not_renamed_for_another_graph(ops: list[Op]) -> None:
 def test_schedule_is_not_renamed_for_other_sizes() -> None:
     one, other = (graph_of(op("a", "", "x"), op("b", "x", "y"), sizes={"x": size}) for size in (1, 2))
     assert renamed(plain_run(one), one, other) is None
+    assert renamed(plain_run(other), other, one) is None

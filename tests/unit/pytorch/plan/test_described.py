@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import torch
 
 from remat_cli.pytorch.plan.described import Inputs, described
@@ -33,6 +35,16 @@ def test_sizes_of_two_are_within_larger_ones_and_sizes_of_one_are_not() -> None:
     assert [size for size in sizes if sizes[size].is_within(sizes[9], rows)] == [2, 9]
     assert not sizes[2].is_within(sizes[9], frozenset())
     assert sizes[2].is_within(sizes[2], frozenset())
+
+
+def test_other_arguments_and_another_autocast_are_another_capture() -> None:
+    x = torch.ones(4, 6)
+    plain = Inputs.of((x,), {}, "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = Inputs.of((x,), {}, "cpu")
+    for one, other in permutations((plain, cast, Inputs.of((), {"x": x}, "cpu"), Inputs.of((x, x), {}, "cpu")), 2):
+        assert one.differing(other) is None
+    assert plain.differing(Inputs.of((torch.ones(4, 7),), {}, "cpu")) == {(0, 1)}
 
 
 def test_a_description_makes_a_tensor_without_data_and_leaves_numbers_alone() -> None:

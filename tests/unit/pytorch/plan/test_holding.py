@@ -69,6 +69,14 @@ def test_the_optimizers_own_peak_is_told_and_changes_no_plan(caplog: pytest.LogC
     assert not source.reserved
 
 
+def test_a_plan_above_the_budget_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    holding = Holding(Reserving(), StepWatch())
+    for _ in range(2):
+        holding.tell_of_least(BUDGET + 50_000, BUDGET)
+    told = "No plan fits the budget of 1.000 MB here: the one of the least peak runs, which is to peak at 1.050 MB, "
+    assert caplog.text.count(f"{told}50.00 kB above it") == 1
+
+
 @pytest.mark.parametrize(
     ("calls", "state", "words"),
     [
