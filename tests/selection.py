@@ -30,18 +30,34 @@ SHORT = 0.3
 # that stay run once more, alone. If they take more than this share of the time, others are chosen, at most so often.
 _ENOUGH, _ROUNDS = 1.1, 3
 # Beginnings of what counting lines does not tell from other tests: rules of the tree, the contract of each planner, and
-# what users are promised: each mode of training as unplanned at the predicted peak, and the page that they read first.
-_ROW = "tests/unit/pytorch/run/test_matrix.py::test_a_row_trains_as_unplanned_at_its_peak["
+# what users are promised: the page that they read first, and each way of training as unplanned at the predicted peak.
+_TORCH = "tests/unit/pytorch"
+_ROW = f"{_TORCH}/run/test_matrix.py::test_a_row_trains_as_unplanned_at_its_peak["
+_LOOP = f"{_TORCH}/run/test_loops.py::test_loop_trains_as_eager_does_and_takes_no_more["
 ALWAYS = (
     "tests/architecture/",
     "tests/contract/",
+    "tests/golden/test_pages.py::test_every_command_prints_what_the_page_says[README.md]",
+    "tests/unit/planning/test_split_choice.py::test_a_plan_with_split_is_never_worse[",
     f"{_ROW}whole eager recompute one changing budget",
     f"{_ROW}whole eager offload one fixed file",
     f"{_ROW}blocks eager recompute one fixed file",
     f"{_ROW}blocks eager offload one changing budget",
     f"{_ROW}whole compiled split one fixed budget",
-    "tests/unit/pytorch/run/test_matrix.py::test_rows_of_two_ranks_train_as_unplanned_at_their_peaks[eager kernels",
-    "tests/golden/test_pages.py::test_every_command_prints_what_the_page_says[README.md]",
+    f"{_TORCH}/run/test_matrix.py::test_rows_of_two_ranks_train_as_unplanned_at_their_peaks[eager kernels",
+    f"{_LOOP}loss and logits",
+    f"{_LOOP}heads by turns, SGD, whole",
+    f"{_LOOP}heads by turns, AdamW, blocks",
+    f"{_TORCH}/run/test_planned.py::test_all_that_may_run_again_changes_no_bit[",
+    f"{_TORCH}/run/test_regions.py::test_bits_are_eagers[",
+    f"{_TORCH}/run/test_regions.py::test_measured_peak_is_the_predicted_one_and_within_the_budget",
+    f"{_TORCH}/run/test_regions.py::test_a_budget_well_below_the_peak_of_checkpoints_fits",
+    f"{_TORCH}/run/test_regions.py::test_rehearsal_leaves_nothing_behind",
+    f"{_TORCH}/run/test_hosted_inputs.py::test_inputs_leave_and_the_peak_is_the_predicted_one[",
+    f"{_TORCH}/plan/test_region_curve.py::test_lower_plans_peak_lower_where_the_peak_is_inside",
+    f"{_TORCH}/plan/test_given_blocks.py::test_plans_from_a_file_run_without_new_ones",
+    f"{_TORCH}/plan/test_sized.py::test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager[",
+    f"{_TORCH}/plan/test_sized_regions.py::test_the_peak_at_each_length_is_within_the_budget_and_where_planned_the",
 )
 
 
@@ -59,7 +75,7 @@ class Recorder:
 def main() -> None:
     """Run the tests, and write which ones `make test` leaves out."""
     parser = argparse.ArgumentParser(prog="make selection", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of all workers, for the tests that stay")
+    parser.add_argument("--seconds", type=float, default=620.0, help="of all workers, for the tests that stay")
     parser.add_argument("--measured", action="store_true", help="choose by the lines that the last call measured")
     given, options = parser.parse_known_args()  # the others are pytest's
     if not given.measured:
