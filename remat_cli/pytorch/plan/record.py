@@ -215,9 +215,7 @@ class PlanRecord:
 
     def __str__(self) -> str:
         """Return the report."""
-        lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
-        if self.waited_ns.total():
-            lines.append(f"  calls waited {waited(self.waited_ns)}")
+        lines = self._lines_on_calls()
         for graph in self.graphs:
             lines.append(f"  {graph}; {_calls(graph.calls)}")
             if ran := [plan for plan in graph.carried if plan.calls]:
@@ -231,7 +229,16 @@ class PlanRecord:
                 lines.append(f"    measured peak of the first steps{self.without}: {measured}")
                 more = max(graph.measured_peak_bytes) - graph.predicted_peak_bytes
                 lines += beyond(more, graph.predicted_peak_bytes)
-        lines += [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]
+        return "\n".join([*lines, *self._lines_on_unplanned()])
+
+    def _lines_on_calls(self) -> list[str]:
+        lines = [f"Planned for {self.budget}: {_calls(self.calls)} as planned, {_calls(self.unplanned.total())} not"]
+        if self.waited_ns.total():
+            lines.append(f"  calls waited {waited(self.waited_ns)}")
+        return lines
+
+    def _lines_on_unplanned(self) -> list[str]:
+        lines = [f"  unplanned, {reason}: {_calls(count)}" for reason, count in self.unplanned.items()]
         if self.refused:
             lines.append(f"  refused, as no plan fits: {_calls(self.refused)}")
         if self.gradients_unplanned:
@@ -239,7 +246,7 @@ class PlanRecord:
                 "  gradients arrived that no planned backward pass had made, as of a call that goes past the plan: "
                 "model.forward(...), or a part of the model"
             )
-        return "\n".join(lines)
+        return lines
 
 
 def waited(spent_ns: Counter[str]) -> str:

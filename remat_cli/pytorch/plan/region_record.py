@@ -9,7 +9,7 @@ from pathlib import Path
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import write_file
 from remat_cli.pytorch.plan.given_blocks import file_of_blocks
-from remat_cli.pytorch.plan.record import PlanRecord, beyond, waited
+from remat_cli.pytorch.plan.record import PlanRecord, beyond
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.step_choice import StepChoice
@@ -122,9 +122,7 @@ class RegionsRecord(PlanRecord):
 
     def __str__(self) -> str:
         """Return the report."""
-        lines = [f"Planned for {self.budget}: {self.calls} calls as planned, {self.unplanned.total()} not"]
-        if self.waited_ns.total():
-            lines.append(f"  calls waited {waited(self.waited_ns)}")
+        lines = self._lines_on_calls()
         if self.plans > 1:
             lines.append(f"  {self.plans} plans for inputs of different sizes; the one that ran last:")
         if self.points:
@@ -144,8 +142,7 @@ class RegionsRecord(PlanRecord):
                 f"{format_share(point.planned.overhead)} more time{parts}"
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
-        lines += [f"  unplanned, {reason}: {count}" for reason, count in self.unplanned.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._lines_on_unplanned()])
 
 
 def _kinds(count: int) -> str:

@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -260,6 +261,11 @@ def test_measured_peak_is_the_predicted_one_and_within_the_budget() -> None:
     assert measured <= record.budget_bytes
     # Before torch 2.13 the first step takes more, for which the second plan leaves room.
     assert measured == pytest.approx(record.predicted_peak_bytes, rel=0.05 if IS_OLD else 0.03)
+    first, *lines = str(record).splitlines()
+    assert first == "Planned for 50%: 2 calls as planned, 0 calls not"
+    assert any(line.endswith("% more time in regions; what lies between them runs as eager") for line in lines)
+    keeps = re.compile(r"    blocks\.[0-3]: keeps [0-9.]+ kB between its passes, [0-9.]+ % more time")
+    assert len(list(filter(keeps.fullmatch, lines))) == 4
 
 
 def test_evaluation_and_calls_without_gradients_run_as_they_are() -> None:
