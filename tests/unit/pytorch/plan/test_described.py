@@ -44,7 +44,7 @@ def test_other_arguments_and_another_autocast_are_another_capture() -> None:
         cast = Inputs.of((x,), {}, "cpu")
     for one, other in permutations((plain, cast, Inputs.of((), {"x": x}, "cpu"), Inputs.of((x, x), {}, "cpu")), 2):
         assert one.differing(other) is None
-    assert plain.differing(Inputs.of((torch.ones(4, 7),), {}, "cpu")) == {(0, 1)}
+    assert plain.differing(Inputs.of((torch.ones(4, 7),), {}, "cpu")) == frozenset({(0, 1)})
 
 
 def test_a_description_makes_a_tensor_without_data_and_leaves_numbers_alone() -> None:
