@@ -45,8 +45,8 @@ class Region:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """The values that are made row by row."""
-        made = (item for axis in self.members.values() for item in axis.makes.items())
-        return {name: part for name, part in made if part is not None}
+        of_axes = (item for axis in self.members.values() for item in axis.makes.items())
+        return {name: part for name, part in of_axes if part is not None}
 
 
 def region_of(
@@ -183,8 +183,8 @@ def _agrees(graph: _Graph, members: Mapping[str, Axis], op: RowOp, axis: Axis) -
     return True
 
 
-def _same(made: Part | None, read: Part | None) -> bool:
-    return made is not None and made == read
+def _same(written: Part | None, read: Part | None) -> bool:
+    return written is not None and written == read
 
 
 def _in_one_go(graph: _Graph, members: dict[str, Axis], seed: str) -> dict[str, Axis]:

@@ -181,14 +181,14 @@ class Reality:
 
     def _around_peak(self) -> Sequence[RecordedAllocation]:
         """Return the allocations among which the step with the peak is: of one recorded step, all."""
-        made = [item for item in self.recorded.allocations if item.begin >= 0]
-        found = 0, len(made)
+        allocations = [item for item in self.recorded.allocations if item.begin >= 0]
+        found = 0, len(allocations)
         for start, middle, end in _steps(
-            [item.bytes for item in made], [item.bytes for item in self.predicted.tensors]
+            [item.bytes for item in allocations], [item.bytes for item in self.predicted.tensors]
         ):
-            if start == 0 or made[middle].begin <= self.recorded.peak:
+            if start == 0 or allocations[middle].begin <= self.recorded.peak:
                 found = start, end
-        return made[slice(*found)]
+        return allocations[slice(*found)]
 
     @cached_property
     def recognised(self) -> float:

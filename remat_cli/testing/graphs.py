@@ -149,20 +149,20 @@ def small_graphs(draw: st.DrawFn, max_ops: int = 8, build: Callable[..., Graph] 
     ops: list[Op] = []
     for number in range(draw(st.integers(2, max_ops))):
         reads = _some_of(draw, [tensor.name for tensor in tensors], 3)
-        made = [_output(draw, f"t{number}{letter}", tensors) for letter in "ab"[: draw(_OUTPUT_COUNTS)]]
+        outputs = [_output(draw, f"t{number}{letter}", tensors) for letter in "ab"[: draw(_OUTPUT_COUNTS)]]
         ops.append(
             Op(
                 name=f"f{number}",
                 type="Test",
                 inputs=tuple(reads),
-                outputs=tuple(tensor.name for tensor in made),
+                outputs=tuple(tensor.name for tensor in outputs),
                 time=draw(_TIMES),
                 workspace_bytes=draw(_WORKSPACE),
-                inplace=_one_of(draw, [None, *reads]) if made else None,
+                inplace=_one_of(draw, [None, *reads]) if outputs else None,
                 recomputable=draw(_MOSTLY),
             )
         )
-        tensors += made
+        tensors += outputs
     names = [tensor.name for tensor in tensors]
     return build(
         name="small",
@@ -195,16 +195,16 @@ def forward_graphs(draw: st.DrawFn, max_ops: int = 6) -> Graph:
         reads = [*unread] if number == count - 1 else [_one_of(draw, unread)] if unread else []
         reads += [name for name in _some_of(draw, [t.name for t in tensors], 2) if name not in reads]
         reads = reads or [tensors[-1].name]
-        made = [_output(draw, f"t{number}", tensors)]
+        outputs = [_output(draw, f"t{number}", tensors)]
         if draw(_RARELY):
-            made.append(Tensor(f"mask{number}", draw(_BYTES)))
-        kept = [*reads, *(tensor.name for tensor in made)]
+            outputs.append(Tensor(f"mask{number}", draw(_BYTES)))
+        kept = [*reads, *(tensor.name for tensor in outputs)]
         ops.append(
             Op(
                 name=f"f{number}",
                 type="Test",
                 inputs=tuple(reads),
-                outputs=tuple(tensor.name for tensor in made),
+                outputs=tuple(tensor.name for tensor in outputs),
                 time=draw(_TIMES),
                 workspace_bytes=draw(_WORKSPACE),
                 inplace=_one_of(draw, [None, *reads]),
@@ -214,8 +214,8 @@ def forward_graphs(draw: st.DrawFn, max_ops: int = 6) -> Graph:
                 grad_time=draw(_TIMES) if draw(_EITHER) else None,
             )
         )
-        unread = [name for name in unread if name not in reads] + [made[0].name]
-        tensors += made
+        unread = [name for name in unread if name not in reads] + [outputs[0].name]
+        tensors += outputs
     return build_graph(
         name="forward",
         kind=Kind.FORWARD,
@@ -245,17 +245,17 @@ def training_graphs(draw: st.DrawFn, max_forward_ops: int = 4) -> Graph:
         summed = [name for output in each.outputs if (name := _summed(output, gradients, tensors, ops)) is not None]
         into = [name for name in each.inputs if name in produced]
         saved = each.saves if each.saves is not None else (*each.inputs, *each.outputs)
-        made = [f"d_{name}_{each.name}" for name in into] + ([f"dw_{each.name}"] if draw(_EITHER) else [])
+        outputs = [f"d_{name}_{each.name}" for name in into] + ([f"dw_{each.name}"] if draw(_EITHER) else [])
         sizes = [forward.tensors[name].bytes for name in into] + [1]
-        tensors += (Tensor(name, size) for name, size in zip(made, sizes, strict=False))
-        for name, gradient in zip(into, made, strict=False):
+        tensors += (Tensor(name, size) for name, size in zip(outputs, sizes, strict=False))
+        for name, gradient in zip(into, outputs, strict=False):
             gradients.setdefault(name, []).append(gradient)
         ops.append(
             Op(
                 name=f"b_{each.name}",
                 type="Grad",
                 inputs=tuple(dict.fromkeys((*summed, *saved))),
-                outputs=tuple(made),
+                outputs=tuple(outputs),
                 time=each.time * 2 if each.grad_time is None else each.grad_time,
                 workspace_bytes=each.workspace_bytes,
                 phase=Phase.BACKWARD,

@@ -179,8 +179,8 @@ def _softmax(operands: _Operands) -> Iterator[Axis]:
 
 
 def _gemm(operands: _Operands) -> Iterator[Axis]:
-    (left, right), made = operands.node.input[:2], operands.result
-    rows, columns = operands.shape(made)
+    (left, right), result = operands.node.input[:2], operands.result
+    rows, columns = operands.shape(result)
     added = operands.given(2)
     of_added = operands.shape(added) if added else ()
 
@@ -191,22 +191,22 @@ def _gemm(operands: _Operands) -> Iterator[Axis]:
 
     if len({left, right, added}) == 3:  # else one value has two roles
         part = Part(integer_attribute(operands.node, "transA", 0))
-        yield Axis(rows, with_added({left: part}, 2, rows), {made: Part(0)})
+        yield Axis(rows, with_added({left: part}, 2, rows), {result: Part(0)})
         part = Part(1 - integer_attribute(operands.node, "transB", 0))
-        yield Axis(columns, with_added({right: part}, 1, columns), {made: Part(1)})
+        yield Axis(columns, with_added({right: part}, 1, columns), {result: Part(1)})
 
 
 def _matmul(operands: _Operands) -> Iterator[Axis]:
     left, right = operands.node.input
-    made = operands.result
-    of_left, of_right, shape = (operands.shape(name) for name in (left, right, made))
+    result = operands.result
+    of_left, of_right, shape = (operands.shape(name) for name in (left, right, result))
     if left == right or min(len(of_left), len(of_right)) < 2:  # vectors
         return
     yield from _broadcast(operands, shape, [left, right], trailing=2)
     rank = len(shape)
-    yield Axis(shape[-2], {left: Part(len(of_left) - 2)}, {made: Part(rank - 2)})
-    yield Axis(shape[-1], {right: Part(len(of_right) - 1)}, {made: Part(rank - 1)})
-    yield Axis(of_left[-1], {left: Part(len(of_left) - 1), right: Part(len(of_right) - 2)}, {made: SUM})
+    yield Axis(shape[-2], {left: Part(len(of_left) - 2)}, {result: Part(rank - 2)})
+    yield Axis(shape[-1], {right: Part(len(of_right) - 1)}, {result: Part(rank - 1)})
+    yield Axis(of_left[-1], {left: Part(len(of_left) - 1), right: Part(len(of_right) - 2)}, {result: SUM})
 
 
 def _fused_matmul(operands: _Operands) -> Iterator[Axis]:
@@ -236,23 +236,23 @@ def _reduced(operands: _Operands) -> Iterator[Axis]:
 def _transposed(operands: _Operands) -> Iterator[Axis]:
     shape = operands.shape(operands.first)
     order = integers_attribute(operands.node, "perm") or tuple(reversed(range(len(shape))))
-    for made, dim in enumerate(order):
-        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(made)})
+    for result_dim, dim in enumerate(order):
+        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(result_dim)})
 
 
 def _reshaped(operands: _Operands) -> Iterator[Axis]:
     """Yield dimensions that begin at the same place among the elements, of which one is a multiple of the other."""
     if operands.node.op_type == "Reshape" and operands.numbers(1) is None:
         return
-    given, made = operands.shape(operands.first), operands.shape(operands.result)
-    begins = {prod(made[:dim]): dim for dim in reversed(range(len(made))) if made[dim] > 1}
+    given, result = operands.shape(operands.first), operands.shape(operands.result)
+    begins = {prod(result[:dim]): dim for dim in reversed(range(len(result))) if result[dim] > 1}
     for dim, size in enumerate(given):
         other = begins.get(prod(given[:dim]))
         if size <= 1 or other is None:
             continue
-        rows = min(size, made[other])
-        if size % rows == 0 and made[other] % rows == 0:
-            parts = Part(dim, size // rows), Part(other, made[other] // rows)
+        rows = min(size, result[other])
+        if size % rows == 0 and result[other] % rows == 0:
+            parts = Part(dim, size // rows), Part(other, result[other] // rows)
             yield Axis(rows, {operands.first: parts[0]}, {operands.result: parts[1]})
 
 
@@ -289,8 +289,8 @@ def _gathered(operands: _Operands) -> Iterator[Axis]:
         yield Axis(size, {indices: Part(dim)}, {operands.result: Part(axis + dim)})
     for dim, size in enumerate(of_data):
         if dim != axis:
-            made = dim if dim < axis else dim + len(of_indices) - 1
-            yield Axis(size, {data: Part(dim)}, {operands.result: Part(made)})
+            result_dim = dim if dim < axis else dim + len(of_indices) - 1
+            yield Axis(size, {data: Part(dim)}, {operands.result: Part(result_dim)})
 
 
 def _padded(operands: _Operands) -> Iterator[Axis]:

@@ -169,8 +169,8 @@ class _Writer:
             rows = self.region.members[node.name].makes[name]
             if rows is not None and name in self.outside:
                 parts = [self.own(name, number) for number in range(self.parts)]
-                made = self.names.fresh(f"{node.name}_rows{place}")
-                yield helper.make_node("Concat", parts, [name], made, axis=rows.dim)
+                joining = self.names.fresh(f"{node.name}_rows{place}")
+                yield helper.make_node("Concat", parts, [name], joining, axis=rows.dim)
 
     def own(self, name: str, number: int) -> str:
         """Return the name of a part's share of a value."""
@@ -228,13 +228,13 @@ class _Part:
 
     def _slice(self, name: str, part: Part, reader: str) -> onnx.NodeProto:
         node = self.writer.names.fresh(f"{reader}_slice{len(self.slices)}")
-        made = self.slices[name, part] = self.writer.names.fresh(f"{node}_out")
+        output = self.slices[name, part] = self.writer.names.fresh(f"{node}_out")
         first, end = self.first * part.unit, self.end * part.unit
         if self.writer.opset < _BOUNDS_AS_INPUTS:
-            return helper.make_node("Slice", [name], [made], node, starts=[first], ends=[end], axes=[part.dim])
+            return helper.make_node("Slice", [name], [output], node, starts=[first], ends=[end], axes=[part.dim])
         given = {"starts": first, "ends": end, "axes": part.dim}
-        bound = [self.writer.constant(f"{made}_{what}", [number]) for what, number in given.items()]
-        return helper.make_node("Slice", [name, *bound], [made], node)
+        bound = [self.writer.constant(f"{output}_{what}", [number]) for what, number in given.items()]
+        return helper.make_node("Slice", [name, *bound], [output], node)
 
     def _resize(self, proto: onnx.NodeProto, node: Node, axis: Axis) -> None:
         """Let an op that is given the shape of its result make that of these rows."""
@@ -252,8 +252,8 @@ class _Part:
         is_last, node = self.number == writer.parts - 1, writer.names.fresh(f"{maker}_sum{self.number}")
         if self.number:
             so_far = writer.own(name if self.number == 1 else f"{name}_sum", self.number - 1)
-            made = name if is_last else writer.own(f"{name}_sum", self.number)
-            yield helper.make_node("Add", [so_far, own], [made], node)
+            total = name if is_last else writer.own(f"{name}_sum", self.number)
+            yield helper.make_node("Add", [so_far, own], [total], node)
         elif is_last:
             yield helper.make_node("Identity", [own], [name], node)
 

@@ -735,8 +735,8 @@ def _change_with(g: GraphTables, s: Tables, instance: int, begin: int, end: int,
     """
     mark, start, change = s.counts[MARK], begin, s.line[CHANGE]
     for at in range(number):
-        for made in _outputs_of(g, s.ops[NEW, at]):
-            s.tensors[LAST_USE, made] = -1
+        for output in _outputs_of(g, s.ops[NEW, at]):
+            s.tensors[LAST_USE, output] = -1
     for at in range(number):
         for read in _read_by(g, s.ops[NEW, at]):
             s.tensors[LAST_USE, read] = at
@@ -826,8 +826,8 @@ def _choose(g: GraphTables, s: Tables, instance: int, begin: int, end: int, pric
                 s.tensors[SOURCE, other] = latest
                 if _last_read(s, latest) < end:
                     s.tensors[LATE_AT, other] = mark
-        for made in _outputs_of(g, again):
-            s.tensors[MADE_AT, made] = mark
+        for output in _outputs_of(g, again):
+            s.tensors[MADE_AT, output] = mark
     return number
 
 
@@ -981,14 +981,14 @@ def useful(g: GraphTables, s: Tables) -> Ints:
     for at in range(length - 1, -1, -1):
         op = ops[at]
         is_useful = is_first[at] and not has_run[op]
-        for made in _outputs_of(g, op):
-            is_useful = is_useful or needed[made]
+        for output in _outputs_of(g, op):
+            is_useful = is_useful or needed[output]
         if is_useful:
             start -= 1
             ops[start] = op
             has_run[op] = True
-            for made in _outputs_of(g, op):
-                needed[made] = False
+            for output in _outputs_of(g, op):
+                needed[output] = False
             for read in _read_by(g, op):
                 needed[read] = True
     return ops[start:].copy()

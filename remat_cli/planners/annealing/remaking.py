@@ -61,16 +61,16 @@ class Remaking:
         if cost > most:
             return None
         ops = self._ops(op)
-        made: set[int] = set()
+        recomputed: set[int] = set()
         kept: dict[int, tuple[int, int]] = {}
         for again in ops:
             for tensor in self._lists.reads[again]:
-                if tensor not in made and tensor not in kept:
+                if tensor not in recomputed and tensor not in kept:
                     latest = self._latest_of(tensor)
                     if latest is None:
                         return None
                     kept[tensor] = latest
-            made.update(self._lists.makes[again])
+            recomputed.update(self._lists.makes[again])
         return self._measured(ops, kept)
 
     def _latest_of(self, tensor: int) -> tuple[int, int] | None:

@@ -217,8 +217,8 @@ def _form(node: fx.Node) -> Hashable:
     number = {source: _Slot(number) for number, source in enumerate(node.all_input_nodes)}
     operands = repr(map_arg((node.args, node.kwargs), lambda source: number[source]))  # type: ignore[arg-type,return-value]
     kinds = tuple(source.op == "placeholder" for source in number)
-    made = node.meta.get("example_value")
-    layouts = type(made), *map(_layout, tensors_of(made))
+    value = node.meta.get("example_value")
+    layouts = type(value), *map(_layout, tensors_of(value))
     return node.op, node.target, operands, kinds, layouts, node.meta.get("stack_trace")
 
 

@@ -146,14 +146,14 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
     for node in (found.softmax, *found.back):
         update_value(node)
     for end in found.ends:
-        (*after, made) = _derivation(end.args[0])  # type: ignore[arg-type]
+        (*after, source) = _derivation(end.args[0])  # type: ignore[arg-type]
         with graph.inserting_before(end):
-            value = made
+            value = source
             for cast in (node for node in reversed(after) if node.target is _CAST):
                 value = add_like(graph, cast, _CAST, (value,), cast.kwargs, "tokens")
             view = add_like(graph, end, _aten.view.default, (value, list(whole.shape)), {}, "tokens")
         end.replace_all_uses_with(view)
-        _erase_up_to(end, made)
+        _erase_up_to(end, source)
     for copy in reversed(found.copies):
         if not copy.users:
             graph.erase_node(copy)

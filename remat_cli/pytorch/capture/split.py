@@ -111,9 +111,9 @@ def _label_ops(graph: fx.Graph) -> set[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        made = tensors_of(node.meta.get("val"))
+        tensors = tensors_of(node.meta.get("val"))
         of_labels = all(source.op == "placeholder" or source in found for source in node.all_input_nodes)
-        if node.op == "call_function" and of_labels and made and not any(map(_is_number, made)):
+        if node.op == "call_function" and of_labels and tensors and not any(map(_is_number, tensors)):
             found.add(node)
     return found
 
@@ -363,24 +363,24 @@ class _Writer:
                 _aten.addmm.default, (whole[node], *args), node, f"{node.name}_part{number}", number
             )
             return
-        made = self.op(node.target, args, kwargs, node, f"{node.name}_part{number}", number=number)
-        local[node] = made
+        result = self.op(node.target, args, kwargs, node, f"{node.name}_part{number}", number=number)
+        local[node] = result
         for item in _items(node):
             name = f"{item.name}_part{number}"
-            local[item] = self.op(item.target, (made, item.args[1]), {}, item, name, number=number)
+            local[item] = self.op(item.target, (result, item.args[1]), {}, item, name, number=number)
         for value in _results(node):
             if value in leaving:
                 whole[value] = self.joined(value, local[value], number, span, whole)
 
     def joined(
-        self, value: fx.Node, made: fx.Node, number: int, span: tuple[int, int], whole: Mapping[fx.Node, fx.Node]
+        self, value: fx.Node, of_part: fx.Node, number: int, span: tuple[int, int], whole: Mapping[fx.Node, fx.Node]
     ) -> fx.Node:
         """Return the whole value with one part's rows or sum added."""
         part = self.part_of(value)
         if part is None:
             if not number:
-                return made
-            return self.in_place(_aten.add.Tensor, (whole[value], made), value, f"{value.name}_sum{number}", number)
+                return of_part
+            return self.in_place(_aten.add.Tensor, (whole[value], of_part), value, f"{value.name}_sum{number}", number)
         if not number:
             full = value.meta["val"]
             strides = full.stride() if _is_dense(full) else torch.empty(full.shape, device="meta").stride()
@@ -389,7 +389,7 @@ class _Writer:
             whole = {value: self.op(_aten.empty_strided.default, size, kinds, value, f"{value.name}_rows")}
         place = (part.dim, span[0] * part.unit, span[1] * part.unit)
         name = f"{value.name}_rows{number}"
-        return self.in_place(_aten.slice_scatter.default, (whole[value], made, *place), value, name, number)
+        return self.in_place(_aten.slice_scatter.default, (whole[value], of_part, *place), value, name, number)
 
     def in_place(self, target: Any, args: tuple[Any, ...], like: fx.Node, name: str, number: int) -> fx.Node:
         """Add an op that may write its result into the memory of its first operand."""

@@ -159,8 +159,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             returned: outputs of the model.
         """
         numbers = _nodes_behind(returned)
-        for place, made in enumerate(self._outputs):
-            outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in made)
+        for place, of_region in enumerate(self._outputs):
+            outputs = tuple((dimensions, dtype, number in numbers) for dimensions, dtype, number in of_region)
             call = self.calls[place]
             self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
         self._look_what_lasts()
@@ -175,15 +175,15 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # it is seen with the local tensors, and what the wrapper does with them
         if self._is_backward:
             self._look_where()
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         read = {storage_key(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        for tensor in tensors_of(made):
+        for tensor in tensors_of(result):
             key = storage_key(tensor)
             if key not in read and key not in self._storages:
                 self._storages.follow(tensor.untyped_storage())
         if self._open is None:
             self._mark()
-        return made
+        return result
 
     def __enter__(self) -> Self:
         tell_of_resizes(self._storages.follow)

@@ -286,8 +286,8 @@ class _Half:
         for value in op.values:
             self.values[value] = run if value is op.node else self.item(value, run)
         if self.watch is not None:
-            made = tuple(self.values[value] for value in op.values)
-            self.graph.call_function(self.watch, (op.name, made))
+            values = tuple(self.values[value] for value in op.values)
+            self.graph.call_function(self.watch, (op.name, values))
 
     def offload(self, first: fx.Node, *others: fx.Node) -> None:
         """Add a copy to the host of these values' memory."""

@@ -130,10 +130,10 @@ class Slots:
         objects = [args[place] for place in self._objects[functions.objects :]]
         given = [*args, *entry.numbers]
         args.clear()
-        made = functions.forward(given)
-        outputs, last = self._given.forward_outputs, len(made) - functions.unchecked - functions.objects
+        results = functions.forward(given)
+        outputs, last = self._given.forward_outputs, len(results) - functions.unchecked - functions.objects
         missing = [torch.empty(0)] * (self._unchecked - functions.unchecked)
-        return *made[:outputs], torch.empty(0, number), *made[outputs:last], *missing, *made[last:], *objects
+        return *results[:outputs], torch.empty(0, number), *results[outputs:last], *missing, *results[last:], *objects
 
     def backward(self, args: list[Any]) -> Any:
         """Run the backward pass; return the gradients.

@@ -38,8 +38,8 @@ def has_data(value: torch.Tensor) -> bool:
 
 def mode_of(values: Sequence[Any]) -> Any:
     """Return the mode that made fake tensors, not that of a capture under way; None where there are none."""
-    made = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next(made, None) or detect_fake_mode(list(values))
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next(modes, None) or detect_fake_mode(list(values))
 
 
 def symbols_of_data(value: Any) -> set[Any]:

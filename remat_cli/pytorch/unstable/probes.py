@@ -56,14 +56,14 @@ def _moves_are_read() -> bool:
 
 
 def _resizes_are_told() -> bool:
-    told: list[torch.UntypedStorage] = []
-    tell_of_resizes(told.append)
+    resized: list[torch.UntypedStorage] = []
+    tell_of_resizes(resized.append)
     try:
         storage = torch.ones(2).untyped_storage()
         storage.resize_(0)
     finally:
-        tell_no_more(told.append)
-    return [other.nbytes() for other in told] == [0]
+        tell_no_more(resized.append)
+    return [other.nbytes() for other in resized] == [0]
 
 
 def _ops_are_declared() -> bool:
