@@ -182,15 +182,15 @@ class CachingAllocator:
         at = bisect_left(pool.keys, (size, -1))
         if at == len(pool.keys):
             return None
-        found = pool.free[pool.keys[at][1]]
+        block = pool.free[pool.keys[at][1]]
         # The last block of a segment that grows counts as large as it can grow: any other is a better fit.
-        if found is pool.last and at + 1 < len(pool.keys):
-            found = pool.free[pool.keys[at + 1][1]]
-        if size < self._most_split <= found.bytes:
+        if block is pool.last and at + 1 < len(pool.keys):
+            block = pool.free[pool.keys[at + 1][1]]
+        if size < self._most_split <= block.bytes:
             return None
-        if size >= self._most_split and found.bytes >= size + LARGE_SEGMENT:
+        if size >= self._most_split and block.bytes >= size + LARGE_SEGMENT:
             return None
-        return found
+        return block
 
     def _new_segment(self, pool: _Pool, size: int) -> CachedBlock:
         taken = pool.step if size < OWN_SEGMENT else -(-size // _SEGMENT_STEP) * _SEGMENT_STEP

@@ -482,11 +482,11 @@ def _fragmentation(refusal: Solution, uncounted_bytes: int) -> str:
 
 def _reserved(refusal: Solution) -> str:
     """Return the reason why a plan with a fitting peak reserves too much."""
-    found = refusal.closest_reserved_bytes
-    assert found is not None
+    least = refusal.closest_reserved_bytes
+    assert least is not None
     limit = format_bytes(refusal.problem.budget.device_bytes)
     return (
-        f"the peak fits {limit}, but PyTorch's allocator reserves {format_bytes(found)} at least, as far as was found"
+        f"the peak fits {limit}, but PyTorch's allocator reserves {format_bytes(least)} at least, as far as was found"
     )
 
 

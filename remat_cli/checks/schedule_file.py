@@ -231,11 +231,11 @@ def _other_reserved(file: ScheduleFile, prepared: Prepared, budget: int | None) 
     """Yield faults in the reserved bytes that a schedule file claims."""
     if file.allocator is None:
         return
-    found = reserved_bytes(prepared.graph, file.schedule, file.allocator)
-    if file.reserved_bytes not in (None, found):
-        yield f"the file says reserved.bytes {file.reserved_bytes!r}, but the replay gives {found}"
-    if budget is not None and found > budget:
-        yield f"the {found} bytes that {file.allocator} reserves are above the budget of {budget}"
+    reserved = reserved_bytes(prepared.graph, file.schedule, file.allocator)
+    if file.reserved_bytes not in (None, reserved):
+        yield f"the file says reserved.bytes {file.reserved_bytes!r}, but the replay gives {reserved}"
+    if budget is not None and reserved > budget:
+        yield f"the {reserved} bytes that {file.allocator} reserves are above the budget of {budget}"
 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:

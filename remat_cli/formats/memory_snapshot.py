@@ -103,10 +103,10 @@ def read_snapshot(path: Path) -> list[RecordedMemory]:
     Raises:
         GraphError: the file cannot be read, is no snapshot, or holds more than plain values.
     """
-    found = [memory for memory in _of_each_device(path, _device) if memory.peak_bytes]
-    if not found:
+    peaks = [memory for memory in _of_each_device(path, _device) if memory.peak_bytes]
+    if not peaks:
         raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
-    return found
+    return peaks
 
 
 def read_history(path: Path) -> RecordedHistory:
@@ -115,10 +115,10 @@ def read_history(path: Path) -> RecordedHistory:
     Raises:
         GraphError: the file cannot be read, is no snapshot, holds more than plain values, or has no history.
     """
-    found = [history for history in _of_each_device(path, _history) if history.events]
-    if not found:
+    histories = [history for history in _of_each_device(path, _history) if history.events]
+    if not histories:
         raise GraphError(f"{path}: this snapshot has no history of allocations", hint=_HINT)
-    return max(found, key=lambda history: history.peak_bytes)
+    return max(histories, key=lambda history: history.peak_bytes)
 
 
 def _of_each_device(path: Path, read: Callable[[int, Sequence[Any], Sequence[Any]], Result]) -> list[Result]:
@@ -191,27 +191,27 @@ def _device(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> Reco
 def _history(number: int, segments: Sequence[Any], traces: Sequence[Any]) -> RecordedHistory:
     events = traces[number] if number < len(traces) else []
     living: dict[int, tuple[int, int, str]] = {}
-    found: list[RecordedAllocation] = []
+    allocations: list[RecordedAllocation] = []
     for at, event in enumerate(events):
         address, size = event["addr"], event["size"]
         if event["action"] == "alloc":
             living[address] = size, at, _place(event.get("frames", ()))
         elif event["action"] == "free_completed":
             size, begin, place = living.pop(address, (size, -1, _BEFORE))
-            found.append(RecordedAllocation(size, begin, at, place))
+            allocations.append(RecordedAllocation(size, begin, at, place))
     at_the_end = dict(_at_the_end([segment for segment in segments if segment["device"] == number]))
     for address, (size, begin, place) in living.items():
         at_the_end.pop(address, None)
-        found.append(RecordedAllocation(size, begin, len(events), place))
-    found += [RecordedAllocation(block.bytes, -1, len(events), _BEFORE) for block in at_the_end.values()]
-    found.sort(key=lambda item: item.begin)
-    peak_bytes = allocated = sum(item.bytes for item in found if item.begin < 0)
+        allocations.append(RecordedAllocation(size, begin, len(events), place))
+    allocations += [RecordedAllocation(block.bytes, -1, len(events), _BEFORE) for block in at_the_end.values()]
+    allocations.sort(key=lambda item: item.begin)
+    peak_bytes = allocated = sum(item.bytes for item in allocations if item.begin < 0)
     peak = -1
     for at, event in enumerate(events):
         allocated += _ALLOCATED.get(event["action"], 0) * event["size"]
         if allocated > peak_bytes:
             peak_bytes, peak = allocated, at
-    return RecordedHistory(number, len(events), peak_bytes, peak, tuple(found))
+    return RecordedHistory(number, len(events), peak_bytes, peak, tuple(allocations))
 
 
 def _at_the_end(segments: Sequence[Any]) -> Iterator[tuple[int, _Block]]:

@@ -94,10 +94,10 @@ def _entries_on(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Return the entry points by name; the path, from which they are read, is there for the cache."""
     from importlib.metadata import entry_points
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    entries: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _packages((entry,)))):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+        entries[entry.name] = (*entries.get(entry.name, ()), entry)
+    return entries
 
 
 def _packages(entries: tuple[EntryPoint, ...]) -> str:

@@ -91,12 +91,12 @@ class _Search:
         if first.trace is None or first.result.schedule is None:
             return first
         self._interrupted = first.interrupted
-        found: tuple[Schedule, Reserved] | None = None
+        best: tuple[Schedule, Reserved] | None = None
         try:
-            found = self._found(first, plans)
+            best = self._found(first, plans)
         except KeyboardInterrupt:
             self._interrupted = True
-        solution = self._refusal(first) if found is None else with_reserved(first, *found)
+        solution = self._refusal(first) if best is None else with_reserved(first, *best)
         return replace(solution, interrupted=self._interrupted)
 
     def _ask(self, limit: int, share: float) -> tuple[Solution, FoundPlans]:
@@ -107,9 +107,9 @@ class _Search:
 
     def _found(self, first: Solution, heard: FoundPlans) -> tuple[Schedule, Reserved] | None:
         """Return the fastest plan within the budget, searched at smaller peaks."""
-        found = self._held(first, heard, self._budget)
-        if found is not None:
-            return found
+        best = self._held(first, heard, self._budget)
+        if best is not None:
+            return best
         assert first.trace is not None
         low, failing = first.working_set.bytes, first.trace.peak_bytes
         for _ in range(_MOST_PEAKS):
@@ -122,13 +122,13 @@ class _Search:
             if solution.trace is None:
                 low = limit + 1
                 continue
-            found = self._held(solution, heard, limit)
-            if found is not None:
-                return self._faster(found, solution, failing)
+            best = self._held(solution, heard, limit)
+            if best is not None:
+                return self._faster(best, solution, failing)
             failing = solution.trace.peak_bytes
         return None
 
-    def _faster(self, found: tuple[Schedule, Reserved], solution: Solution, failing: int) -> tuple[Schedule, Reserved]:
+    def _faster(self, best: tuple[Schedule, Reserved], solution: Solution, failing: int) -> tuple[Schedule, Reserved]:
         """Return a faster plan with a larger peak, or the given plan."""
         assert solution.trace is not None
         holding = solution.trace.peak_bytes
@@ -139,8 +139,8 @@ class _Search:
             solution, heard = self._ask(middle, _FOR_NEXT_PLAN)
             self._interrupted = solution.interrupted
             better = None if solution.trace is None else self._held(solution, heard, middle)
-            found, holding, failing = (found, holding, middle) if better is None else (better, middle, failing)
-        return found
+            best, holding, failing = (best, holding, middle) if better is None else (better, middle, failing)
+        return best
 
     @property
     def _is_over(self) -> bool:

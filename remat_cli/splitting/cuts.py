@@ -36,10 +36,10 @@ class Split:
         Raises:
             UsageError: it is not understood.
         """
-        found = _CUT.fullmatch(text)
-        if found is None or int(found["parts"]) < 1:
+        match = _CUT.fullmatch(text)
+        if match is None or int(match["parts"]) < 1:
             raise UsageError(f"{text!r} is no number of parts", hint="write it like 8, or 8,wide, or 8,again")
-        return cls(int(found["parts"]), bool(found["wide"]), bool(found["again"]))
+        return cls(int(match["parts"]), bool(match["wide"]), bool(match["again"]))
 
     def least_bytes(self, largest: int) -> int:
         """Return the least bytes of a value that joins two ops."""

@@ -68,15 +68,15 @@ def region_of(
         return None
     largest = max((sizes[name] for name in (*op.reads, *op.makes)), default=0)
     big = {name for name, size in sizes.items() if size >= max(1, least_bytes(largest))}
-    found: Region | None = None
+    best: Region | None = None
     most = (-1, -1)
     for axis in _in_larger_rows(ops, op) if len(big) == sum(size > 0 for size in sizes.values()) else op.axes:
         region = _grown(graph, op, axis, big)
         touched = {*region.parts, *(name for axis in region.members.values() for name in axis.reads)}
         size = sum(sizes[name] for name in touched)
         if (size, region.rows) > most:
-            found, most = region, (size, region.rows)
-    return found
+            best, most = region, (size, region.rows)
+    return best
 
 
 def region_to_split(
@@ -140,27 +140,27 @@ def _grown(graph: _Graph, seed: RowOp, axis: Axis, big: Collection[str]) -> Regi
     front = [seed.name]
     while front:
         name = front.pop(0)
-        for other, found in _neighbours(graph, members[name], axis.rows, big):
-            if other.name not in members and _agrees(graph, members, other, found):
-                members[other.name] = found
+        for other, reached in _neighbours(graph, members[name], axis.rows, big):
+            if other.name not in members and _agrees(graph, members, other, reached):
+                members[other.name] = reached
                 front.append(other.name)
     members = _in_one_go(graph, members, seed.name)
     return Region(axis.rows, {op.name: members[op.name] for op in graph.ops if op.name in members})
 
 
 def _neighbours(graph: _Graph, axis: Axis, rows: int, big: Collection[str]) -> list[tuple[RowOp, Axis]]:
-    found: list[tuple[RowOp, Axis]] = []
+    neighbours: list[tuple[RowOp, Axis]] = []
     for value, part in axis.makes.items():
         if part is not None and value in big:
             for reader in graph.readers.get(value, ()):
                 matching = (other for other in _scaled(reader, rows) if other.reads.get(value) == part)
-                found += [(reader, other) for other in matching][:1]
+                neighbours += [(reader, other) for other in matching][:1]
     for value, part in axis.reads.items():
         if value in big and value in graph.maker:
             maker = graph.maker[value]
             matching = (other for other in _scaled(maker, rows) if other.makes.get(value) == part)
-            found += [(maker, other) for other in matching][:1]
-    return found
+            neighbours += [(maker, other) for other in matching][:1]
+    return neighbours
 
 
 def _scaled(op: RowOp, rows: int) -> list[Axis]:

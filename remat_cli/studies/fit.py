@@ -393,16 +393,16 @@ class _Search:
     def _sized(self, number: int) -> Sized | None:
         return self._at(number) if number else None
 
-    def _planning(self, found: int) -> Planning:
-        """Return the plan at `found`, or the refusal at the smallest value.
+    def _planning(self, fitting: int) -> Planning:
+        """Return the plan at `fitting`, or the refusal at the smallest value.
 
         The plan is the plain run if that fits.
         """
-        number = max(found, 1)
+        number = max(fitting, 1)
         if number in self._plans:
             return self._plans[number]
         request = self.question.request
-        if not found:
+        if not fitting:
             return self._plan(self._at(number), request, self.observe)
         plain_run = self._plan(self._at(number), replace(request, planner=PlannerChoice("keep_all")), self.observe)
         return replace(plain_run, request=request)

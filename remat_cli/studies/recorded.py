@@ -91,9 +91,9 @@ def predict(graph: Graph, schedule: Schedule, module_of: Mapping[str, str] | Non
 
 
 def _op_of(schedule: Schedule, step: int) -> str:
-    found = schedule.steps[step]
-    assert isinstance(found, Compute | Inplace), "only ops have a workspace"
-    return found.op
+    run = schedule.steps[step]
+    assert isinstance(run, Compute | Inplace), "only ops have a workspace"
+    return run.op
 
 
 def predict_plain(graph: Graph) -> Prediction:
@@ -182,13 +182,13 @@ class Reality:
     def _around_peak(self) -> Sequence[RecordedAllocation]:
         """Return the allocations among which the step with the peak is: of one recorded step, all."""
         allocations = [item for item in self.recorded.allocations if item.begin >= 0]
-        found = 0, len(allocations)
+        span = 0, len(allocations)
         for start, middle, end in _steps(
             [item.bytes for item in allocations], [item.bytes for item in self.predicted.tensors]
         ):
             if start == 0 or allocations[middle].begin <= self.recorded.peak:
-                found = start, end
-        return allocations[slice(*found)]
+                span = start, end
+        return allocations[slice(*span)]
 
     @cached_property
     def recognised(self) -> float:
@@ -204,12 +204,12 @@ class Reality:
         for item in self.predicted.tensors:
             where = item.module if item.bytes > ROUNDED_TO else SMALL
             predicted[where] += item.bytes if item.begin <= peaks[0] < item.end else 0
-        modules = {id(found): item.module for item, found in self.pairs}
-        in_window = {id(found) for found in self.window}
-        for found in self.recorded.allocations:
-            if found.begin <= peaks[1] < found.end:
-                where = modules.get(id(found), found.place if found.bytes > ROUNDED_TO else SMALL)
-                recorded[where if id(found) in in_window else BEFORE] += found.bytes
+        modules = {id(allocation): item.module for item, allocation in self.pairs}
+        in_window = {id(allocation) for allocation in self.window}
+        for allocation in self.recorded.allocations:
+            if allocation.begin <= peaks[1] < allocation.end:
+                where = modules.get(id(allocation), allocation.place if allocation.bytes > ROUNDED_TO else SMALL)
+                recorded[where if id(allocation) in in_window else BEFORE] += allocation.bytes
         both = {name: (predicted[name], recorded[name]) for name in (*predicted, *recorded)}
         there = ((name, sizes) for name, sizes in both.items() if any(sizes))
         return dict(sorted(there, key=lambda item: (-abs(item[1][1] - item[1][0]), -max(item[1]), item[0])))
@@ -220,9 +220,9 @@ class Reality:
         return tuple(sorted(self._partings(), key=lambda item: (-item.bytes, item.module, item.name)))
 
     def _partings(self) -> Iterator[Parting]:
-        begins = [item.begin for item, _ in self.pairs], [found.begin for _, found in self.pairs]
-        for item, found in self.pairs:
-            apart = bisect_left(begins[1], found.end) - bisect_left(begins[0], item.end)
+        begins = [item.begin for item, _ in self.pairs], [allocation.begin for _, allocation in self.pairs]
+        for item, allocation in self.pairs:
+            apart = bisect_left(begins[1], allocation.end) - bisect_left(begins[0], item.end)
             if abs(apart) > _TOLERANCE:
                 how = f"lives {abs(apart):,} tensors {'longer' if apart > 0 else 'shorter'} than predicted"
                 yield Parting(item.module, item.name, item.bytes, how)
@@ -230,10 +230,10 @@ class Reality:
         for item in self.predicted.tensors:
             if id(item) not in known and item.bytes > ROUNDED_TO:
                 yield Parting(item.module, item.name, item.bytes, "is not in the recording")
-        known = {id(found) for _, found in self.pairs}
-        for found in self.window:
-            if id(found) not in known and found.bytes > ROUNDED_TO:
-                yield Parting(found.place, "", found.bytes, "was not predicted")
+        known = {id(allocation) for _, allocation in self.pairs}
+        for allocation in self.window:
+            if id(allocation) not in known and allocation.bytes > ROUNDED_TO:
+                yield Parting(allocation.place, "", allocation.bytes, "was not predicted")
 
 
 def _steps(recorded: Sequence[int], predicted: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -64,8 +64,8 @@ def axes_of(node: fx.Node) -> tuple[Axis, ...]:
     value = node.meta.get("val")
     results = tuple(value) if isinstance(value, tuple | list) else (value,)
     call = _Call(node, {name: numbered(given) for name, given in arguments(node).items()}, results)
-    found = (_named(call, *one) for one in rule(call))
-    return tuple(axis for axis in found if axis is not None and axis.rows > 1)
+    axes = (_named(call, *one) for one in rule(call))
+    return tuple(axis for axis in axes if axis is not None and axis.rows > 1)
 
 
 def rule_of(node: fx.Node) -> Callable[[_Call], Iterator[_Rule]] | None:

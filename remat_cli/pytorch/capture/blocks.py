@@ -130,8 +130,8 @@ def repetition_of(graph: fx.Graph, inputs: Sequence[Any]) -> Repetition | None:
         traced = sum(len(front.calls) - (left - few) * length for few in _TRACED)
         if traced > LARGEST_SHARE * len(front.calls):
             return None
-        if (found := front.repetition(begin, length, left)) is not None:
-            return found
+        if (repetition := front.repetition(begin, length, left)) is not None:
+            return repetition
     return None
 
 

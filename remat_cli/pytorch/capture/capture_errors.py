@@ -261,8 +261,8 @@ def _depends_on_data(text: str) -> bool:
 def _raised(error: BaseException, text: str) -> str:
     """Return the user's error from torch's text."""
     for pattern in (r"got (\w+\(.*\))", r"raised exception (.*)$"):
-        if found := re.search(pattern, text, re.MULTILINE):
-            return found[1]
+        if match := re.search(pattern, text, re.MULTILINE):
+            return match[1]
     return text.splitlines()[0] if text else type(error).__name__
 
 

@@ -47,8 +47,8 @@ def formula(expressions: Sequence[Any], symbols: Sequence[sympy.Symbol]) -> Form
     ]
 
     def numbers(values: Sequence[int | float]) -> tuple[int | float, ...]:
-        found = [function(values) for function in functions]
-        return tuple(map(found.__getitem__, places))
+        results = [function(values) for function in functions]
+        return tuple(map(results.__getitem__, places))
 
     return numbers
 

@@ -175,11 +175,11 @@ class Joint:
 
         Most pieces have one value.
         """
-        found: dict[str, tuple[fx.Node, ...]] = {}
+        by_storage: dict[str, tuple[fx.Node, ...]] = {}
         for value in self.op_of:
             name = self.storage(value).name
-            found[name] = (*found.get(name, ()), value)
-        return found
+            by_storage[name] = (*by_storage.get(name, ()), value)
+        return by_storage
 
     @cached_property
     def returned(self) -> tuple[Storage, ...]:

@@ -118,8 +118,8 @@ def _by_phase(items: Iterable[tuple[Phase | None, Any]]) -> list[tuple[Any, ...]
 
 
 def _list_followed(more: int, short: _List, longer: _List, longest: _List) -> _List | None:
-    found = (cut for cut in _cuts(short, longer) if _cut_followed(short, longer, cut, 2).equals(longest))
-    cut = next(found, None)
+    cuts = (cut for cut in _cuts(short, longer) if _cut_followed(short, longer, cut, 2).equals(longest))
+    cut = next(cuts, None)
     whole = None if cut is None else _cut_followed(short, longer, cut, more)
     return None if whole is None or (whole.numbers < 0).any() else whole
 

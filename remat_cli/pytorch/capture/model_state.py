@@ -57,12 +57,12 @@ class ModelState:
 
     def has_fakes(self) -> bool:
         """Tell whether a tensor without data has come into the modules."""
-        found: list[bool] = []
+        are_fake: list[bool] = []
         for part in self._parts:
             for name, held in vars(part).items():
                 values = held.values() if name in _PARTS else [held]
-                found += [isinstance(leaf, FakeTensor) for value in values for leaf in _leaves(value, _DEPTH)]
-        return any(found)
+                are_fake += [isinstance(leaf, FakeTensor) for value in values for leaf in _leaves(value, _DEPTH)]
+        return any(are_fake)
 
     def _note(self, value: Any, depth: int, *, in_object: bool = False) -> None:
         if not depth or id(value) in self._seen or isinstance(value, nn.Module | nn.Parameter | type):

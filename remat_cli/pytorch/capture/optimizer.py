@@ -37,7 +37,7 @@ def checked_optimizer(optimizer: object) -> torch.optim.Optimizer:
         )
     if type(optimizer).__module__.startswith(_WRAPPING):
         inner = (getattr(optimizer, name, None) for name in _WRAPPED)
-        return next((checked_optimizer(found) for found in inner if found is not None), optimizer)
+        return next((checked_optimizer(each) for each in inner if each is not None), optimizer)
     return optimizer
 
 

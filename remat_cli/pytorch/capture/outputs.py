@@ -251,7 +251,7 @@ class Begun:
         held = [(given[place], given[place].detach().clone()) for place in self.rerun.changed]
         with torch.enable_grad(), self._as_called(inputs):
             outputs = self.rerun.function(*given)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             [outputs[place] for place in arrived],
             [given[place] for place in wanted],
             list(arrived.values()),
@@ -261,7 +261,7 @@ class Begun:
         with torch.no_grad():
             for tensor, value in held:
                 tensor.copy_(value)
-        return found
+        return gradients
 
     @contextlib.contextmanager
     def _as_called(self, inputs: Sequence[Any]) -> Iterator[None]:
@@ -398,8 +398,8 @@ class _Seen(torch.autograd.Function):
         inputs = list(call.inputs)
         for place, value in zip(call.wanted, ctx.saved_tensors, strict=True):
             inputs[place] = value
-        found = call.begun.gradients(inputs, call.wanted, arrived, differentiable=differentiable)
-        return (None, *([None] * len(outputs.places)), *found)
+        derivatives = call.begun.gradients(inputs, call.wanted, arrived, differentiable=differentiable)
+        return (None, *([None] * len(outputs.places)), *derivatives)
 
 
 def _seen(call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

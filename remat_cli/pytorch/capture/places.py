@@ -48,8 +48,8 @@ def readable(source: str, root: str) -> str:
 def root_of(sources: tuple[str, ...]) -> str:
     """Return the name of the whole model in the sources of its parameters: that of the local they all begin with."""
     for source in sources:
-        if "._parameters[" in source and (found := _LOCAL.match(source)) is not None:
-            return found[1]
+        if "._parameters[" in source and (match := _LOCAL.match(source)) is not None:
+            return match[1]
     return ""
 
 

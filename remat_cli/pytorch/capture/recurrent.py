@@ -465,8 +465,8 @@ def _backward(*given: Any) -> list[torch.Tensor]:
         graph = getattr(_forward(*layer)[-1], _GRAPH)
     read = dict(zip(saved_by(form).read, results, strict=True))
     all_results = tuple(read.get(number, reserve) for number in range(1 + form.states))
-    found = graph.gradients(reserve, (*values, *all_results), gradients, wanted)
-    return _apart(found, [values[number] for number in wanted])
+    derivatives = graph.gradients(reserve, (*values, *all_results), gradients, wanted)
+    return _apart(derivatives, [values[number] for number in wanted])
 
 
 def _apart(gradients: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -506,8 +506,8 @@ def _differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Any:
     x, state_values, weight_values = next(saved), [*islice(saved, states)], [*islice(saved, weights)]
     reserve, results = next(saved), [*saved]
     layer = _Call(kind, x, state_values, weight_values, biases, bidirectional)
-    found = torch.ops.remat.recurrent_backward(*layer, reserve, results, list(gradients[:-1]), ctx.wanted)
-    by_number = dict(zip(ctx.wanted, found, strict=True))
+    derivatives = torch.ops.remat.recurrent_backward(*layer, reserve, results, list(gradients[:-1]), ctx.wanted)
+    by_number = dict(zip(ctx.wanted, derivatives, strict=True))
     every = [by_number.get(number) for number in range(1 + states + weights)]
     return None, every[0], every[1 : 1 + states], every[1 + states :], None, None
 

@@ -27,7 +27,7 @@ def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.M
     asked = [regions] if isinstance(regions, str) or not isinstance(regions, Iterable) else list(regions)
     if not asked:
         raise UsageError("regions: none is named", hint="leave it out, or name parts of the model, such as 'layers.*'")
-    found: dict[str, nn.Module] = {}
+    chosen: dict[str, nn.Module] = {}
     for item in asked:
         if isinstance(item, str):
             depth = item.count(".")
@@ -38,12 +38,12 @@ def regions_of(model: nn.Module, regions: str | Sequence[Any]) -> dict[str, nn.M
             some = ", ".join([path for path in known if path.rpartition(".")[2].isdecimal()][:3]) or ", ".join(known)
             hint = f"its parts are called {some} and so on" if known else "it has no parts at all: leave regions out"
             raise UsageError(f"regions: the model has no part {item!r}", hint=hint)
-        found |= named
-    for path in found:
-        inner = next((other for other in found if other.startswith(f"{path}.")), None)
+        chosen |= named
+    for path in chosen:
+        inner = next((other for other in chosen if other.startswith(f"{path}.")), None)
         if inner is not None:
             raise UsageError(f"regions: {inner!r} is inside {path!r}", hint="name one of them")
-    return found
+    return chosen
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
@@ -51,7 +51,7 @@ def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
 
     Lists within these modules are left out.
     """
-    found: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     inside: tuple[str, ...] = ()
     for path, part in model.named_modules():
         is_list = (
@@ -60,6 +60,6 @@ def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
         if path and is_list and not path.startswith(inside or "\0"):
             blocks = [name for name, block in part.named_children() if not isinstance(block, _CONTAINERS)]
             if blocks:
-                found[path] = [f"{path}.{name}" for name in blocks]
-                inside += tuple(f"{block}." for block in found[path])
-    return found
+                lists[path] = [f"{path}.{name}" for name in blocks]
+                inside += tuple(f"{block}." for block in lists[path])
+    return lists

@@ -48,8 +48,8 @@ class _Shifted:
 def without_shifts(graph: fx.Graph) -> None:
     """Compute losses of shifted labels on all tokens."""
     for node in list(graph.nodes):
-        if node.target is _aten.nll_loss_forward.default and (found := _shifted(node)) is not None:
-            _compute_on_all(graph, found)
+        if node.target is _aten.nll_loss_forward.default and (pattern := _shifted(node)) is not None:
+            _compute_on_all(graph, pattern)
 
 
 def _shifted(loss: fx.Node) -> _Shifted | None:
@@ -102,50 +102,50 @@ def _place(cut: fx.Node) -> tuple[Any, ...]:
 
 def _derivation(node: fx.Node) -> list[fx.Node]:
     """Return a node and its sources through views, copies and casts, back to the first."""
-    found = [node]
-    while found[-1].target in (*_SAME_VALUES, _CAST):
-        found.append(found[-1].args[0])  # type: ignore[arg-type]
-    return found
+    sources = [node]
+    while sources[-1].target in (*_SAME_VALUES, _CAST):
+        sources.append(sources[-1].args[0])  # type: ignore[arg-type]
+    return sources
 
 
 def _copies(node: fx.Node, *, casts: bool = False) -> tuple[fx.Node, ...]:
     """Return the views and copies of a node, and of those; with `casts`, in another type, too."""
     targets = (*_SAME_VALUES, _CAST) if casts else _SAME_VALUES
-    found: dict[fx.Node, None] = {}
+    copies: dict[fx.Node, None] = {}
     front = [node]
     while front:
-        new = [user for user in front.pop().users if user.target in targets and user not in found]
-        found.update(dict.fromkeys(new))
+        new = [user for user in front.pop().users if user.target in targets and user not in copies]
+        copies.update(dict.fromkeys(new))
         front += new
-    return tuple(found)
+    return tuple(copies)
 
 
-def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
-    loss, scores = found.loss, found.scores
+def _compute_on_all(graph: fx.Graph, pattern: _Shifted) -> None:
+    loss, scores = pattern.loss, pattern.scores
     given, whole = arguments(loss), scores.meta["val"]
     rows = prod(whole.shape[:-1])
-    (*before, _) = _derivation(found.softmax.args[0])  # type: ignore[arg-type]
-    with graph.inserting_before(found.softmax):
-        flat = add_like(graph, found.softmax, _aten.view.default, (scores, [rows, whole.shape[-1]]), {}, "tokens")
+    (*before, _) = _derivation(pattern.softmax.args[0])  # type: ignore[arg-type]
+    with graph.inserting_before(pattern.softmax):
+        flat = add_like(graph, pattern.softmax, _aten.view.default, (scores, [rows, whole.shape[-1]]), {}, "tokens")
         for cast in (node for node in reversed(before) if node.target is _CAST):
             flat = add_like(graph, cast, _CAST, (flat,), cast.kwargs, "tokens")
-    labels, kept = given["target"], whole.shape[-2] - sum(found.missing)
+    labels, kept = given["target"], whole.shape[-2] - sum(pattern.missing)
     with graph.inserting_before(loss):
         lines = add_like(graph, loss, _aten.view.default, (labels, [-1, kept]), {}, "lines")
-        padding = (lines, list(found.missing), given["ignore_index"])
+        padding = (lines, list(pattern.missing), given["ignore_index"])
         padded = add_like(graph, loss, _aten.constant_pad_nd.default, padding, {}, "padded")
         targets = add_like(graph, loss, _aten.view.default, (padded, [rows]), {}, "targets")
-    shifted = found.softmax.args[0]
-    found.softmax.update_arg(0, flat)
+    shifted = pattern.softmax.args[0]
+    pattern.softmax.update_arg(0, flat)
     _erase_up_to(shifted, scores)  # type: ignore[arg-type]
-    for node in (loss, *found.back):
+    for node in (loss, *pattern.back):
         node.replace_input_with(labels, targets)
-    for node in (*found.back, loss):
-        for copy in found.copies:
-            node.replace_input_with(copy, found.softmax)
-    for node in (found.softmax, *found.back):
+    for node in (*pattern.back, loss):
+        for copy in pattern.copies:
+            node.replace_input_with(copy, pattern.softmax)
+    for node in (pattern.softmax, *pattern.back):
         update_value(node)
-    for end in found.ends:
+    for end in pattern.ends:
         (*after, source) = _derivation(end.args[0])  # type: ignore[arg-type]
         with graph.inserting_before(end):
             value = source
@@ -154,7 +154,7 @@ def _compute_on_all(graph: fx.Graph, found: _Shifted) -> None:
             view = add_like(graph, end, _aten.view.default, (value, list(whole.shape)), {}, "tokens")
         end.replace_all_uses_with(view)
         _erase_up_to(end, source)
-    for copy in reversed(found.copies):
+    for copy in reversed(pattern.copies):
         if not copy.users:
             graph.erase_node(copy)
 

@@ -99,7 +99,7 @@ class Sizes:
         Raises:
             GraphError: no plan can be made for the graph at any size.
         """
-        found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+        origins: dict[sympy.Symbol, tuple[int, int | None]] = {}
         first: dict[sympy.Symbol, int | float] = {}
         environment = None
         for place, primal in enumerate(primals_of(captured.module.graph)):
@@ -107,14 +107,19 @@ class Sizes:
             dimensions = tuple(enumerate(value.shape)) if isinstance(value, torch.Tensor) else ((None, value),)
             for dimension, size in dimensions:
                 if isinstance(size, _SYMBOLIC) and isinstance(symbol := size.node.expr, sympy.Symbol):
-                    found.setdefault(symbol, (place, dimension))
+                    origins.setdefault(symbol, (place, dimension))
                     first[symbol] = size.node.hint
                     environment = size.node.shape_env
-        if not found:
+        if not origins:
             return None
         with_nodes, expressions = _with_size_nodes(without_inputs(captured))
         return cls(
-            rewritten(with_nodes), expressions, tuple(found), tuple(first.values()), tuple(found.values()), environment
+            rewritten(with_nodes),
+            expressions,
+            tuple(origins),
+            tuple(first.values()),
+            tuple(origins.values()),
+            environment,
         )
 
     def values(self, primals: Sequence[Any]) -> Values:
@@ -147,12 +152,12 @@ class Sizes:
     def values_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Values | None:
         """Return the value of each symbol where inputs have these shapes, by name; None where they do not tell."""
         root = root_of(tuple(primal.source for primal in self.captured.primals))
-        found: dict[Any, int] = {}
+        sizes: dict[Any, int] = {}
         for node, primal in zip(primals_of(self.captured.module.graph), self.captured.primals, strict=True):
             value, shape = node.meta.get("val"), shapes.get(_input_name(primal.source, root), ())
             if isinstance(value, torch.Tensor) and value.dim() == len(shape):
-                found.update(zip(map(_expression, value.shape), shape, strict=True))
-        return tuple(found[symbol] for symbol in self.symbols) if found.keys() >= set(self.symbols) else None
+                sizes.update(zip(map(_expression, value.shape), shape, strict=True))
+        return tuple(sizes[symbol] for symbol in self.symbols) if sizes.keys() >= set(self.symbols) else None
 
     def numbers(self, values: Values) -> tuple[int | float, ...]:
         """Return the value of each size node at these sizes."""

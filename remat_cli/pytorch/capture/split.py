@@ -109,13 +109,13 @@ def _label_ops(graph: fx.Graph) -> set[fx.Node]:
     They run whole, before the region: a loss is divided by the number of its labels, and every part would wait for all
     others.
     """
-    found: set[fx.Node] = set()
+    on_labels: set[fx.Node] = set()
     for node in graph.nodes:
         tensors = tensors_of(node.meta.get("val"))
-        of_labels = all(source.op == "placeholder" or source in found for source in node.all_input_nodes)
+        of_labels = all(source.op == "placeholder" or source in on_labels for source in node.all_input_nodes)
         if node.op == "call_function" and of_labels and tensors and not any(map(_is_number, tensors)):
-            found.add(node)
-    return found
+            on_labels.add(node)
+    return on_labels
 
 
 def _is_number(value: torch.Tensor) -> bool:

@@ -100,16 +100,16 @@ def _worst(over: Sequence[int | str], peaks: Mapping[int | str, int]) -> list[in
 
     Of neighbouring ops one is returned, and of all only a few.
     """
-    found: list[int | str] = []
+    worst: list[int | str] = []
     for where in sorted(over, key=lambda where: (-peaks[where], str(where))):
         near = any(
-            isinstance(other, int) and isinstance(where, int) and abs(other - where) < _NEIGHBOURS for other in found
+            isinstance(other, int) and isinstance(where, int) and abs(other - where) < _NEIGHBOURS for other in worst
         )
         if not near:
-            found.append(where)
-        if len(found) == _MOST_NEW:
+            worst.append(where)
+        if len(worst) == _MOST_NEW:
             break
-    return found
+    return worst
 
 
 def _unit(candidates: Sequence[Candidate]) -> int:

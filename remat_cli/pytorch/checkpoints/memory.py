@@ -120,14 +120,14 @@ class Memory:
         self._times = [op.time for op in graph.ops]
         self._born = {name: at for at, op in enumerate(step.ops) for name in op.makes}
         self._writes = [(at, name) for at, op in enumerate(step.ops) for name in op.writes]
-        found = self._candidates()
-        asked = {candidate.path: candidate.asked for candidate in found}
+        candidates = self._candidates()
+        asked = {candidate.path: candidate.asked for candidate in candidates}
         # Modules that cannot run again: an op has overwritten their input by then.
         self.overwritten = tuple(
             call.path for call in step.calls if call.path in asked and self._is_overwritten(call, asked[call.path])
         )
         self.left_out = (*self.overwritten, *left_out)
-        self.candidates = tuple(item for item in found if item.path not in self.left_out)
+        self.candidates = tuple(item for item in candidates if item.path not in self.left_out)
         paths = {candidate.path for candidate in self.candidates}
         # By storage: the wrapped modules any of which would drop it, and the last op that needs it.
         self._held: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
@@ -152,7 +152,7 @@ class Memory:
         for kept in self._step.kept:
             for path in wanted.intersection(kept.modules):
                 kept_in[path].append((kept.storage, kept.at, kept.asked, kept.until))
-        found = []
+        candidates = []
         for call in sorted(self._step.calls, key=lambda call: call.ops):
             asked = [at for *_, at, _ in kept_in.get(call.path, ()) if at is not None]
             if not asked:
@@ -163,7 +163,7 @@ class Memory:
             for storage, _, _, let_go in kept_in[call.path]:
                 if first <= self._born.get(storage, -1) < after:
                     until[storage] = max(until.get(storage, 0), let_go)
-            found.append(
+            candidates.append(
                 Candidate(
                     path=call.path,
                     kind=call.kind,
@@ -177,7 +177,7 @@ class Memory:
                     kept=until,
                 )
             )
-        return tuple(found)
+        return tuple(candidates)
 
     def _is_overwritten(self, call: ModuleCall, asked: int) -> bool:
         """Return whether an op overwrites a module's input before its rerun.
@@ -217,11 +217,11 @@ class Memory:
 
     @cached_property
     def _given_to(self) -> Mapping[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = defaultdict(list)
+        receivers: dict[str, list[str]] = defaultdict(list)
         for candidate in self.candidates:
             for name in candidate.given:
-                found[name].append(candidate.path)
-        return {name: tuple(paths) for name, paths in found.items()}
+                receivers[name].append(candidate.path)
+        return {name: tuple(paths) for name, paths in receivers.items()}
 
     def _levels(self, chosen: frozenset[str]) -> NDArray[np.int64]:
         """Return the bytes in memory at each op, without its workspace."""

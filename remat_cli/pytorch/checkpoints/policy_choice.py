@@ -277,16 +277,16 @@ class _PolicyModel:
 
 def _worst(over: Sequence[Place], peaks: Mapping[Place, int]) -> list[Place]:
     """Return where memory is most above the limit: of neighbouring ops one, and of all no more than a few."""
-    found: list[Place] = []
+    worst: list[Place] = []
     for place in sorted(over, key=lambda place: (-peaks[place], place.at, place.block or "", place.rerun)):
         near = any(
             other.block == place.block
             and abs(other.at - place.at) < _NEIGHBOURS
             and abs(other.rerun - place.rerun) < _NEIGHBOURS
-            for other in found
+            for other in worst
         )
         if not near:
-            found.append(place)
-        if len(found) == _MOST_NEW:
+            worst.append(place)
+        if len(worst) == _MOST_NEW:
             break
-    return found
+    return worst

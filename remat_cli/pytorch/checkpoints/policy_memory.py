@@ -157,25 +157,25 @@ class PolicyMemory:
                     self._rerun_in[name].append((path, rerun))
 
     def _reruns(self, candidate: Candidate, turns: Mapping[str, int]) -> tuple[RepeatedOp, ...]:
-        found = []
+        reruns = []
         for at in range(*candidate.ops):
             op = self._step.ops[at]
             makes = {name: self._step.bytes[name] for name in op.makes}
             call = op.overload, op.turn - turns.get(op.overload, 0)
             may_save = bool(makes) and self._written.isdisjoint(makes)
-            found.append(RepeatedOp(call, at, self._graph.ops[at].time, makes, may_save, op.is_random))
-        return tuple(found)
+            reruns.append(RepeatedOp(call, at, self._graph.ops[at].time, makes, may_save, op.is_random))
+        return tuple(reruns)
 
     @cached_property
     def calls(self) -> Mapping[str, tuple[Call, ...]]:
         """By kind of block: the calls that may be saved, in order of their first block."""
         barred: dict[str, set[Call]] = defaultdict(set)
-        found: dict[str, dict[Call, None]] = defaultdict(dict)
+        calls_of: dict[str, dict[Call, None]] = defaultdict(dict)
         for block in self.blocks.values():
-            calls = found[block.candidate.kind]
+            calls = calls_of[block.candidate.kind]
             calls.update(dict.fromkeys(rerun.call for rerun in block.reruns))
             barred[block.candidate.kind].update(rerun.call for rerun in block.reruns if not rerun.may_save)
-        return {kind: tuple(call for call in calls if call not in barred[kind]) for kind, calls in found.items()}
+        return {kind: tuple(call for call in calls if call not in barred[kind]) for kind, calls in calls_of.items()}
 
     def _hold_until(self, path: str, name: str) -> int:
         """Return the last op that runs with a saved storage in memory: the second run of its block takes it."""
@@ -208,7 +208,7 @@ class PolicyMemory:
                 change[self.blocks[path].candidate.asked] += self._step.bytes[name]
                 change[self.blocks[path].candidate.kept[name] + 1] -= self._step.bytes[name]
         levels = np.cumsum(change)[: len(self._step.ops)] + self._fixed
-        found = {Place(at): int(level) + self._workspace[at] for at, level in enumerate(levels)}
+        memory = {Place(at): int(level) + self._workspace[at] for at, level in enumerate(levels)}
         for path in wrapped:
             asked = self.blocks[path].candidate.asked
             # What the op that asks makes is not there yet.
@@ -222,8 +222,8 @@ class PolicyMemory:
                 for name in again
                 if self.blocks[other].candidate.kept[name] >= asked
             )
-            found |= self._second_run(path, policy, before)
-        return found
+            memory |= self._second_run(path, policy, before)
+        return memory
 
     def _copies(self, path: str, policy: Policy) -> list[str]:
         """Return the storages that a second run makes again and autograd keeps."""
@@ -237,15 +237,15 @@ class PolicyMemory:
 
     def _second_run(self, path: str, policy: Policy, before: int) -> dict[Place, int]:
         block = self.blocks[path]
-        found = {}
+        levels = {}
         for number in range(len(block.reruns) + 1):
             level = before
             for (_, call), size in self._rerun_terms(path, number).items():
                 level += size if call not in policy.saved.get(block.candidate.kind, ()) else 0
             for call, size in self._saved_terms(path, number).items():
                 level += size if call in policy.saved.get(block.candidate.kind, ()) else 0
-            found[Place(block.candidate.asked, path, number)] = level
-        return found
+            levels[Place(block.candidate.asked, path, number)] = level
+        return levels
 
     def peak(self, policy: Policy) -> int:
         """Return the peak of a policy, in bytes."""
@@ -268,25 +268,25 @@ class PolicyMemory:
         """Return the bytes at one op of a second run by the call that makes them again."""
         block = self.blocks[path]
         first, last = block.candidate.ops
-        found: dict[tuple[str, Call], int] = defaultdict(int)
+        sizes: dict[tuple[str, Call], int] = defaultdict(int)
         for rerun in block.reruns[: number + 1]:
             for name, size in rerun.makes.items():
                 if name in block.candidate.kept or self._end(name, last) > first + number:
-                    found[path, rerun.call] += size
+                    sizes[path, rerun.call] += size
         if number < len(block.reruns):
-            found[path, block.reruns[number].call] += self._workspace[first + number]
-        return {call: size for call, size in found.items() if size}
+            sizes[path, block.reruns[number].call] += self._workspace[first + number]
+        return {call: size for call, size in sizes.items() if size}
 
     def _saved_terms(self, path: str, number: int) -> dict[Call, int]:
         """Return the bytes, below 0, that a second run has let go of before one of its ops, by the call saved."""
         block = self.blocks[path]
         first, last = block.candidate.ops
-        found: dict[Call, int] = defaultdict(int)
+        sizes: dict[Call, int] = defaultdict(int)
         for rerun in block.reruns[:number]:
             for name, size in rerun.makes.items():
                 if self._end(name, last) <= first + number and self._is_only_saved(path, name):
-                    found[rerun.call] -= size
-        return {call: size for call, size in found.items() if size}
+                    sizes[rerun.call] -= size
+        return {call: size for call, size in sizes.items() if size}
 
     def _end(self, name: str, last: int) -> int:
         """Return the op before which a second run that ends before `last` has let go of a storage."""
@@ -321,13 +321,13 @@ class PolicyMemory:
 
     def _copy_terms(self, place: Place) -> dict[tuple[str, Call], int]:
         """Return the bytes at a place from earlier reruns of other blocks, by call."""
-        found: dict[tuple[str, Call], int] = defaultdict(int)
+        sizes: dict[tuple[str, Call], int] = defaultdict(int)
         for path, block in self.blocks.items():
             if block.candidate.asked <= place.at and path != place.block:
                 for rerun in block.reruns:
                     kept = (name for name in rerun.makes if block.candidate.kept.get(name, -1) >= place.at)
-                    found[path, rerun.call] += sum(self._step.bytes[name] for name in kept)
-        return defaultdict(int, {call: size for call, size in found.items() if size})
+                    sizes[path, rerun.call] += sum(self._step.bytes[name] for name in kept)
+        return defaultdict(int, {call: size for call, size in sizes.items() if size})
 
     def _why_held(self, name: str, at: int, second_run: str | None) -> Held | None:
         """Return the reasons for a storage at an op, or None for a constant storage."""

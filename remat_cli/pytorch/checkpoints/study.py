@@ -244,11 +244,11 @@ class Eager:
 
 def _by_kind(measured: Mapping[str, int], captured: Reading) -> Mapping[object, int]:
     """Return measurements of captured ops by kernel and shapes."""
-    found: dict[object, int] = {}
+    by_kernel: dict[object, int] = {}
     for name, operator in captured.operators.items():
         if name in measured:
-            found.setdefault(_key(operator), measured[name])
-    return found
+            by_kernel.setdefault(_key(operator), measured[name])
+    return by_kernel
 
 
 def _carried_over(
@@ -455,11 +455,11 @@ def confirmed_within(
     limit, proven = budget, True
     for _ in range(_TRIES):
         choice = choose(limit)
-        found = confirm(choice)
-        if found is None:
+        confirmed = confirm(choice)
+        if confirmed is None:
             return None, choice.proven and proven
-        if found.trace.peak_bytes <= budget:
-            return (found if proven else replace(found, proven=False, least_time=0)), False
+        if confirmed.trace.peak_bytes <= budget:
+            return (confirmed if proven else replace(confirmed, proven=False, least_time=0)), False
         # The computed memory was too low: the limit falls by as much.
         limit, proven = choice.peak - 1, False
     return None, False

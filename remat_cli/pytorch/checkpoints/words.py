@@ -96,10 +96,10 @@ def _saved(calls: Collection[Call]) -> str:
 
 def saved_turns(calls: Collection[Call]) -> dict[str, set[int]]:
     """Return the turns of calls by function."""
-    found: dict[str, set[int]] = {}
+    turns: dict[str, set[int]] = {}
     for function, turn in calls:
-        found.setdefault(function, set()).add(turn)
-    return found
+        turns.setdefault(function, set()).add(turn)
+    return turns
 
 
 def _listed(paths: Sequence[str], indent: int) -> str:
@@ -132,15 +132,15 @@ def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
     """
     blocks = _blocks(memory)
     kinds = (_every_nth(blocks), _first(blocks), _parts(memory, blocks)) if blocks else ()
-    found = []
+    reaching = []
     for kind in kinds:
         for trainer, setting, paths in kind:
             peak = memory.peak(paths)
             if peak <= budget:
                 time = sum(memory.by_path[path].time for path in paths)
-                found.append(TrainerSetting(trainer, setting, paths, peak, time))
+                reaching.append(TrainerSetting(trainer, setting, paths, peak, time))
                 break
-    return tuple(found)
+    return tuple(reaching)
 
 
 def _blocks(memory: Memory) -> tuple[str, ...]:
@@ -171,11 +171,11 @@ def _parts(memory: Memory, blocks: Sequence[str]) -> Iterator[tuple[str, str, tu
 
     Every block must have the part. Parts that rerun least come first.
     """
-    found = []
+    parts = []
     for name in _MEGATRON_MODULES:
         paths = tuple(f"{block}.{name}" for block in blocks)
         if all(path in memory.by_path for path in paths):
             setting = f"recompute_granularity=selective, recompute_modules=[{name}]"
-            found.append((sum(memory.by_path[path].time for path in paths), setting, paths))
-    for _, setting, paths in sorted(found):
+            parts.append((sum(memory.by_path[path].time for path in paths), setting, paths))
+    for _, setting, paths in sorted(parts):
         yield "Megatron-LM", setting, paths

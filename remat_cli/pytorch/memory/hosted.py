@@ -86,9 +86,9 @@ class _Away:
             storage = self.arriving.untyped_storage()
             self.arriving, self.there = None, weakref.ref(storage)
             return storage
-        found = self.there()
-        assert found is not None, "looked at just before"
-        return found
+        held = self.there()
+        assert held is not None, "looked at just before"
+        return held
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,11 +89,11 @@ def measure_once(joint: Joint, device: str, known: dict[str, tuple[int, int]]) -
     with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False):
         taken = _taken_once(new, device)
         known.update({kind: (_time_once(new[kind].node, device), size) for kind, size in taken.items()})
-    found = {name: known[kind] for name, kind in kinds.items() if kind in known}
+    measured = {name: known[kind] for name, kind in kinds.items() if kind in known}
     return Measurements(
-        {name: time for name, (time, _) in found.items()},
-        {name: size for name, (_, size) in found.items()},
-        signatures={op.name: signature(op) for op in ops if op.name in found},
+        {name: time for name, (time, _) in measured.items()},
+        {name: size for name, (_, size) in measured.items()},
+        signatures={op.name: signature(op) for op in ops if op.name in measured},
         machine=machine(device),
     )
 

@@ -125,12 +125,12 @@ class Ranks:
 
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in the same order on each."""
-        found: list[Any] = [value]
+        values: list[Any] = [value]
         for group in self.groups:
             gathered: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(gathered, found, group=group)
-            found = [item for items in gathered for item in items]
-        return found
+            dist.all_gather_object(gathered, values, group=group)
+            values = [item for items in gathered for item in items]
+        return values
 
     def all_or_none(self, refusal: RematError | None) -> None:
         """Let all ranks go on, or none.

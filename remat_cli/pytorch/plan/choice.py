@@ -436,15 +436,15 @@ class WithinBudget(ScheduleSource):
         self, key: str, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
     ) -> Mapping[str, Split]:
         """Search for the cuts of the best plan, and keep both."""
-        found = self.plan_split(joint, captured, modules)
-        planning, self.bound_by = found.planning, found.obstacle
+        planned_split = self.plan_split(joint, captured, modules)
+        planning, self.bound_by = planned_split.planning, planned_split.obstacle
         if planning.schedule is not None and planning.trace is not None:
             own = self.key(planning.prepared)
             planned = GraphRecord.of(planning.prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
             self.plans[own] = self.granting(planned)
             self.keep(self.path("plan", own), planning.schedule_file)
-            self.keep(self.path("parts", key), canonical_json(written_cuts(found.cuts)))
-        return found.cuts
+            self.keep(self.path("parts", key), canonical_json(written_cuts(planned_split.cuts)))
+        return planned_split.cuts
 
     def plan_split(
         self, joint: Joint, captured: Captured, modules: Sequence[nn.Module], *, is_trial: bool = False
@@ -471,7 +471,7 @@ class WithinBudget(ScheduleSource):
         seconds = max(LEAST_TRIAL, self.waiting.spent_ns.total() / 1e9) if is_trial else self.search_seconds
         with self.waiting.phase(PLANNING, _up_to(request, whole.graph)):
             refused = self.refused.get(key)
-            found = plan_split(
+            planned_split = plan_split(
                 prepared_with,
                 request,
                 whole=refused,
@@ -481,9 +481,9 @@ class WithinBudget(ScheduleSource):
                 has_loss=any(tangent.meta["val"].numel() == 1 for tangent in joint.tangents),
                 seconds=seconds,
             )
-        if found.whole.schedule is None:
-            self.refused = {key: found.whole}
-        return found
+        if planned_split.whole.schedule is None:
+            self.refused = {key: planned_split.whole}
+        return planned_split
 
     def former_cuts(self, whole: Graph) -> Iterator[Mapping[str, Split]]:
         """Yield cuts of other sizes, the last first, with equally many rows in a part."""
@@ -499,10 +499,10 @@ class WithinBudget(ScheduleSource):
         if self.splits:
             tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
             return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
-        found = self.plan_split(joint, captured, modules, is_trial=True)
-        if not found.cuts and not found.bound_by:
+        trial = self.plan_split(joint, captured, modules, is_trial=True)
+        if not trial.cuts and not trial.bound_by:
             return refusal
-        return with_trial(refusal, found.in_words("split=True"), fits=bool(found.cuts))
+        return with_trial(refusal, trial.in_words("split=True"), fits=bool(trial.cuts))
 
     def within(self, budget_bytes: int) -> ScheduleSource:
         """Return a source of plans within another budget, in bytes.
@@ -628,19 +628,19 @@ class WithinBudget(ScheduleSource):
         path = self.path("kernels", sha256(canonical_json(here)).hexdigest())
         if path is not None and os.path.exists(path):
             try:
-                found = load_measurements(path)
-                found.check(prepared.graph, {}, str(path))
+                measurements = load_measurements(path)
+                measurements.check(prepared.graph, {}, str(path))
             except UsageError as fault:
                 notify(logging.WARNING, f"what is kept in {path} does not hold, and is measured anew: {fault.message}")
             else:
-                return found
+                return measurements
         known, before = len(self.kernels), self.waiting.spent_ns[MEASURING]
         with self.waiting.phase(MEASURING):
-            found = measure_once(joint, joint.device, self.kernels)
+            measurements = measure_once(joint, joint.device, self.kernels)
         took = format_time(self.waiting.spent_ns[MEASURING] - before, "ns")
         _log.info("measured %s kernels in %s", format_count(len(self.kernels) - known), took)
-        self.keep(path, measurements_bytes(found, _NAME))
-        return found
+        self.keep(path, measurements_bytes(measurements, _NAME))
+        return measurements
 
     def key(self, prepared: Prepared) -> str:
         """Return a hash of all inputs of a plan."""
@@ -790,18 +790,18 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
     left = f", and {format_bytes(free_bytes)} are left free for what the model does not see" if free_bytes else ""
-    found = ""
+    nearest = ""
     if solution.closest is not None:
-        found = f"; the closest that was found needs {exact_bytes(solution.closest.peak_bytes)}"
+        nearest = f"; the closest that was found needs {exact_bytes(solution.closest.peak_bytes)}"
     fixed = format_bytes(graph.fixed_bytes - free_bytes)
     closest = working_set.bytes if solution.closest is None else solution.closest.peak_bytes
     activations = activations_of(graph)
     share = larger_share(closest, activations.other_bytes, activations.bytes)
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan that runs every op whole needs "
-        f"less than {exact_bytes(working_set.bytes)}: {why}{found}. Always in memory are {fixed} of parameters, inputs "
-        f"and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain run "
-        f"needs {format_bytes(baseline_of(graph).peak_bytes)}",
+        f"less than {exact_bytes(working_set.bytes)}: {why}{nearest}. Always in memory are {fixed} of parameters, "
+        f"inputs and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain "
+        f"run needs {format_bytes(baseline_of(graph).peak_bytes)}",
         hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or smaller inputs',
     )
 

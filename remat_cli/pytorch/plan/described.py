@@ -126,15 +126,15 @@ class Inputs:
         """
         if (self.structure, self.autocast) != (other.structure, other.autocast):
             return None
-        found: set[Dimension] = set()
+        dimensions: set[Dimension] = set()
         for place, (one, another) in enumerate(zip(self.leaves, other.leaves, strict=True)):
             if one == another:
                 continue
             if not (isinstance(one, Described) and isinstance(another, Described) and one.is_like(another)):
                 return None
             sizes = enumerate(zip(one.shape, another.shape, strict=True))
-            found |= {(place, dimension) for dimension, (a, b) in sizes if a != b}
-        return frozenset(found)
+            dimensions |= {(place, dimension) for dimension, (a, b) in sizes if a != b}
+        return frozenset(dimensions)
 
     def is_within(self, other: Inputs, dimensions: frozenset[Dimension]) -> bool:
         """Return whether other inputs differ only by larger sizes.

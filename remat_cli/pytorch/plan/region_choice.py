@@ -264,9 +264,9 @@ class WholeStep:
 
     def tightest(self, free: int) -> ChosenPlans:
         """Choose a plan for each region for the least time at the least peak."""
-        found = self.smallest(free)
-        trace = self.replay(found, free)
-        return self.within(trace.peak_bytes, free) or found._replace(least=trace.time)
+        smallest = self.smallest(free)
+        trace = self.replay(smallest, free)
+        return self.within(trace.peak_bytes, free) or smallest._replace(least=trace.time)
 
     def least(self, free: int) -> int:
         """Return the least peak found."""
@@ -292,13 +292,13 @@ class WholeStep:
 
         Simple choices move nothing, or all inputs. They are tried if the solver proves nothing.
         """
-        found = self._solved(free, budget, moves)
-        if found.is_proven or not self.inputs or moves != ANYTHING:
-            return found.choice
+        solved = self._solved(free, budget, moves)
+        if solved.is_proven or not self.inputs or moves != ANYTHING:
+            return solved.choice
         simple = (self._solved(free, budget, each) for each in (NOTHING, ALL_INPUTS))
-        fitting = [each.choice for each in (found, *simple) if each.choice is not None]
+        fitting = [each.choice for each in (solved, *simple) if each.choice is not None]
         best = min(fitting, key=cost, default=None)
-        return None if best is None else best._replace(least=found.least)
+        return None if best is None else best._replace(least=solved.least)
 
     def _solved(self, free: int, budget: int | None, moves: str = ANYTHING) -> _Solved:
         """Choose plans and copies.

@@ -102,9 +102,9 @@ class Rehearsing:
         """
         if not self._request.asked.request.offload:
             return True
-        found = set[tuple[str, int]]().union(*self._request.ranks.all(set(staying)))
-        is_known = found <= self._staying
-        self._staying |= found
+        everywhere = set[tuple[str, int]]().union(*self._request.ranks.all(set(staying)))
+        is_known = everywhere <= self._staying
+        self._staying |= everywhere
         return is_known
 
     def _leave(self, reasons: Mapping[str, str]) -> None:

@@ -362,10 +362,10 @@ class SizedStep:
             return (joint, compiled), compiled.planned
 
         if is_last:
-            found = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
+            result = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
         else:
-            found = make(self._source, joint)
-        (joint, compiled), planned = found
+            result = make(self._source, joint)
+        (joint, compiled), planned = result
         sized = replace(sized, joint=sized.joint.releasing(joint.released))
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
         here = _Here(

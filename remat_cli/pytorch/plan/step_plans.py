@@ -130,8 +130,8 @@ class StepPlans:
 
         None if these inputs need a plan of their own.
         """
-        found = [plan for plan in self._choices if inputs.is_within(plan.inputs, plan.dimensions)]
-        plan = min(found, key=lambda plan: plan.inputs.numel, default=None)
+        larger = [plan for plan in self._choices if inputs.is_within(plan.inputs, plan.dimensions)]
+        plan = min(larger, key=lambda plan: plan.inputs.numel, default=None)
         if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
             return None
         return plan

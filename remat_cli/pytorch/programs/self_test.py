@@ -41,10 +41,10 @@ def _compare() -> None:
     check_supported()
     expected = _gradient_and_buffer(_small_step)
     try:
-        found = _gradient_and_buffer(compiled(_small_step, _all_again))
+        actual = _gradient_and_buffer(compiled(_small_step, _all_again))
     except Exception as error:
         raise unsupported(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
-    if not all(map(torch.equal, expected, found)):
+    if not all(map(torch.equal, expected, actual)):
         raise unsupported("a small planned step has other gradients than eager")
 
 

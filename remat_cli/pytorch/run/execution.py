@@ -328,8 +328,8 @@ class StepRuns:
             changed = tuple(different) if by > self.tolerance() else ()
         else:
             del plain
-            found = _digests(self.results(plan_call))
-            changed = tuple(name for name, digest in expected.items() if found[name] != digest)
+            digests = _digests(self.results(plan_call))
+            changed = tuple(name for name, digest in expected.items() if digests[name] != digest)
         plan_peak = StepPeak(self.predicted(schedule), self.peak(plan_call))
         plain_peak = StepPeak(self.predicted(plain_schedule), self.peak(plain_call))
         observe.phase("timing both schedules")
@@ -494,15 +494,15 @@ class StepRuns:
         expected: dict[str, list[str]] = {}
         self.reset()
         self.run(self.planned(plain, lambda op, results: expected.update({op: [_digest(value) for value in results]})))
-        found: list[str] = []
+        different: list[str] = []
 
         def look(op: str, results: tuple[Any, ...]) -> None:
             if [_digest(value) for value in results] != expected[op]:
-                found.append(op)
+                different.append(op)
 
         self.reset()
         self.run(self.planned(schedule, look))
-        return found[0] if found else None
+        return different[0] if different else None
 
     def parting(self, schedule: Schedule) -> str | None:
         """Return the op at which memory departs most from the prediction."""

@@ -154,7 +154,7 @@ def plan_blocks(
         raise refusal
     whole = attached_call(model)
     detach(model)
-    paths = [block for found in blocks.values() for block in found]
+    paths = [block for listed in blocks.values() for block in listed]
     attach_regions(model, paths, source, budget, fused=fused, strict=strict)
     count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)

@@ -63,9 +63,9 @@ def _remedies(planning: PolicyPlanning) -> list[str]:
 
 
 def _least_in_words(planning: PolicyPlanning, least: ChosenPolicy) -> str:
-    found = "" if least.proven else ", as far as was found,"
+    caution = "" if least.proven else ", as far as was found,"
     size, share = format_bytes(least.trace.peak_bytes), format_share(planning.modules.overhead(least.trace.time))
-    return f"the least peak that a policy reaches{found} is {size}, at {share} more time"
+    return f"the least peak that a policy reaches{caution} is {size}, at {share} more time"
 
 
 def _table(planning: PolicyPlanning) -> RenderableType:

@@ -349,11 +349,11 @@ def _rounded(outputs: Iterable[str], changed: Collection[str], files: Sequence[s
     if plain is None or plan is None:
         return {}
     rounded = {}
-    with np.load(plain) as expected, np.load(plan) as found:
+    with np.load(plain) as expected, np.load(plan) as actual:
         for place, name in enumerate(outputs):
-            if name not in changed or f"output{place}" not in found:
+            if name not in changed or f"output{place}" not in actual:
                 continue
-            one, other = expected[f"output{place}"], found[f"output{place}"]
+            one, other = expected[f"output{place}"], actual[f"output{place}"]
             if one.shape != other.shape or not np.issubdtype(one.dtype, np.floating):
                 continue
             largest = float(np.abs(one).max(initial=0))
