@@ -103,10 +103,10 @@ def read_snapshot(path: Path) -> list[RecordedMemory]:
     Raises:
         GraphError: the file cannot be read, is no snapshot, or holds more than plain values.
     """
-    peaks = [memory for memory in _of_each_device(path, _device) if memory.peak_bytes]
-    if not peaks:
+    memories = [memory for memory in _of_each_device(path, _device) if memory.peak_bytes]
+    if not memories:
         raise GraphError(f"{path}: nothing is allocated in this snapshot", hint=_HINT)
-    return peaks
+    return memories
 
 
 def read_history(path: Path) -> RecordedHistory:

@@ -24,13 +24,13 @@ from rich.table import Table
 from torch import nn
 
 from remat_cli.errors import RematError
+from remat_cli.pytorch.capture.regions import block_paths
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.unstable.front_end import with_own_code
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes
 from tests.bench import torch_models
 from tests.bench.whole_steps import (
-    blocks_of,
     peak_of_step,
     seconds_of_step,
     seed,
@@ -80,7 +80,7 @@ def torch_fused(console: Console, names: tuple[str, ...] = MODELS) -> None:
             box=MARKDOWN, title=name,
         )  # fmt: skip
         rows = [_Row.of(way, model, inputs) for way in _stock()]
-        blocks = blocks_of(model)
+        blocks = block_paths(model)
         plans: dict[str, dict[str, Any]] = {"plan, eager kernels": {}, "plan, fused kernels": {"fused": True}}
         if blocks:
             plans["plan by blocks, fused kernels"] = {"fused": True, "regions": blocks}
@@ -116,7 +116,7 @@ def _compiled(model: nn.Module) -> Any:
 
 
 def _compiled_by_blocks(model: nn.Module) -> nn.Module:
-    for path in blocks_of(model):
+    for path in block_paths(model):
         block: Any = model.get_submodule(path)
         block.compile()
     return model

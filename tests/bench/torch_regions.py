@@ -19,12 +19,12 @@ from rich.table import Table
 from torch import nn
 
 from remat_cli.errors import DoesNotFit, GraphError
+from remat_cli.pytorch.capture.regions import block_paths
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench import torch_models, torch_refused
 from tests.bench.whole_steps import (
-    blocks_of,
     peak_of_step,
     seconds_of_step,
     seed,
@@ -66,7 +66,7 @@ def torch_regions(console: Console, names: tuple[str, ...] = (*CAPTURED, *REFUSE
 
 def _row(model: nn.Module, inputs: Any, way: str, budget: int) -> tuple[str, ...]:
     made, plain = copy.deepcopy(model), copy.deepcopy(model)
-    planned(made, budget=budget, regions=None if way == "whole" else blocks_of(made))
+    planned(made, budget=budget, regions=None if way == "whole" else block_paths(made))
     began = process_time()
     try:
         step_of(made, inputs)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from remat_cli.pytorch.capture.regions import repeated_blocks
+from remat_cli.pytorch.capture.regions import block_paths
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.memory import peak_of
 
@@ -34,14 +34,9 @@ def without_cache(model: nn.Module) -> None:
             config.use_cache = False
 
 
-def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a model's repeated blocks."""
-    return [path for paths in repeated_blocks(model).values() for path in paths]
-
-
 def with_checkpoints(model: nn.Module) -> nn.Module:
     """Have a model keep of each block its inputs alone, by torch's checkpoints."""
-    for path in blocks_of(model):
+    for path in block_paths(model):
         block: Any = model.get_submodule(path)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return model

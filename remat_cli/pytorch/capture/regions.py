@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -63,3 +64,8 @@ def repeated_blocks(model: nn.Module) -> dict[str, list[str]]:
                 lists[path] = [f"{path}.{name}" for name in blocks]
                 inside += tuple(f"{block}." for block in lists[path])
     return lists
+
+
+def block_paths(model: nn.Module) -> list[str]:
+    """Return the paths of all repeated blocks of a model."""
+    return [*chain.from_iterable(repeated_blocks(model).values())]

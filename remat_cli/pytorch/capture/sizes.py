@@ -99,7 +99,7 @@ class Sizes:
         Raises:
             GraphError: no plan can be made for the graph at any size.
         """
-        origins: dict[sympy.Symbol, tuple[int, int | None]] = {}
+        read_from: dict[sympy.Symbol, tuple[int, int | None]] = {}
         first: dict[sympy.Symbol, int | float] = {}
         environment = None
         for place, primal in enumerate(primals_of(captured.module.graph)):
@@ -107,18 +107,18 @@ class Sizes:
             dimensions = tuple(enumerate(value.shape)) if isinstance(value, torch.Tensor) else ((None, value),)
             for dimension, size in dimensions:
                 if isinstance(size, _SYMBOLIC) and isinstance(symbol := size.node.expr, sympy.Symbol):
-                    origins.setdefault(symbol, (place, dimension))
+                    read_from.setdefault(symbol, (place, dimension))
                     first[symbol] = size.node.hint
                     environment = size.node.shape_env
-        if not origins:
+        if not read_from:
             return None
         with_nodes, expressions = _with_size_nodes(without_inputs(captured))
         return cls(
             rewritten(with_nodes),
             expressions,
-            tuple(origins),
+            tuple(read_from),
             tuple(first.values()),
-            tuple(origins.values()),
+            tuple(read_from.values()),
             environment,
         )
 

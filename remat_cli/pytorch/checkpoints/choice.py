@@ -5,15 +5,17 @@ Memory constraints are added at the ops where an answer breaks them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from remat_cli.planners.shared.cp_model import INFEASIBLE, OPTIMAL, UNKNOWN, CpModel, CpSolver, IntVar
 from remat_cli.pytorch.checkpoints.memory import Candidate, Condition, Memory
 
 _SECONDS = 5.0  # for one integer program; for equal blocks it takes far below a second
 _MOST_NEW = 12  # number of constraints that one answer adds
-_NEIGHBOURS = 4  # ops this close to each other share one constraint
+NEIGHBOURS = 4  # ops this close to each other share one constraint
+Where = TypeVar("Where")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def choose(memory: Memory, budget: int | None) -> Choice:
         over = [where for where, used in peaks.items() if used > limit and where not in constrained]
         if not over:
             return Choice(chosen, proven, max(peaks.values()), least)
-        for where in _worst(over, peaks):
+        worst = sorted(over, key=lambda where: (-peaks[where], str(where)))
+        for where in spread_out(worst, _are_near):
             constrained.add(where)
             constant, when_chosen, conditions = memory.terms(where)
             total = constant + sum(size * wrapped[path] for path, size in when_chosen.items() if size)
@@ -95,21 +98,24 @@ def _literal(
     return met[condition]
 
 
-def _worst(over: Sequence[int | str], peaks: Mapping[int | str, int]) -> list[int | str]:
-    """Return the places where memory is most above the limit.
+def spread_out(places: Iterable[Where], are_near: Callable[[Where, Where], bool]) -> list[Where]:
+    """Return the first few places of which none is near another.
 
-    Of neighbouring ops one is returned, and of all only a few.
+    Args:
+        places: that exceed the limit, the worst first.
+        are_near: tells whether two places share one constraint.
     """
-    worst: list[int | str] = []
-    for where in sorted(over, key=lambda where: (-peaks[where], str(where))):
-        near = any(
-            isinstance(other, int) and isinstance(where, int) and abs(other - where) < _NEIGHBOURS for other in worst
-        )
-        if not near:
-            worst.append(where)
-        if len(worst) == _MOST_NEW:
+    spread: list[Where] = []
+    for place in places:
+        if not any(are_near(place, other) for other in spread):
+            spread.append(place)
+        if len(spread) == _MOST_NEW:
             break
-    return worst
+    return spread
+
+
+def _are_near(one: int | str, other: int | str) -> bool:
+    return isinstance(one, int) and isinstance(other, int) and abs(one - other) < NEIGHBOURS
 
 
 def _unit(candidates: Sequence[Candidate]) -> int:

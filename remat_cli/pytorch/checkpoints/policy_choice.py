@@ -6,7 +6,7 @@ call again are as many as that, or none: so bounds are tight, and each program i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
@@ -21,13 +21,12 @@ from remat_cli.planners.shared.cp_model import (
     IntVar,
     LinearExpr,
 )
+from remat_cli.pytorch.checkpoints.choice import NEIGHBOURS, spread_out
 from remat_cli.pytorch.checkpoints.policy_memory import Call, Held, Place, Policy, PolicyMemory
 
 _SECONDS = 5.0  # for one integer program
 _SECONDS_IN_ALL = 40.0  # for all of them; what is left then is not proven
 _MOST_COUNTS = 128  # programs; with more combinations of numbers there is one program for all of them
-_MOST_NEW = 12  # constraints that one answer adds
-_NEIGHBOURS = 4  # ops that are this close to each other need one constraint
 Counts = Mapping[str, int]
 
 
@@ -115,7 +114,8 @@ class _Search:
                 self._best = int(solver.objective_value), policy
                 self._bound = bound if self._bound is None else min(bound, self._bound)
                 return
-            for place in _worst(over, peaks):
+            worst = sorted(over, key=lambda place: (-peaks[place], place.at, place.block or "", place.rerun))
+            for place in spread_out(worst, _are_near):
                 constrained.add(place)
                 self._places[place] = None
                 program.keep_within(place, peak)
@@ -275,18 +275,6 @@ class _PolicyModel:
         return Policy(blocks, saved)
 
 
-def _worst(over: Sequence[Place], peaks: Mapping[Place, int]) -> list[Place]:
-    """Return where memory is most above the limit: of neighbouring ops one, and of all no more than a few."""
-    worst: list[Place] = []
-    for place in sorted(over, key=lambda place: (-peaks[place], place.at, place.block or "", place.rerun)):
-        near = any(
-            other.block == place.block
-            and abs(other.at - place.at) < _NEIGHBOURS
-            and abs(other.rerun - place.rerun) < _NEIGHBOURS
-            for other in worst
-        )
-        if not near:
-            worst.append(place)
-        if len(worst) == _MOST_NEW:
-            break
-    return worst
+def _are_near(one: Place, other: Place) -> bool:
+    is_close = abs(one.at - other.at) < NEIGHBOURS and abs(one.rerun - other.rerun) < NEIGHBOURS
+    return one.block == other.block and is_close

@@ -318,7 +318,7 @@ class StepRuns:
         plain_schedule = plain_run(self.graph)
         plain_call = self.planned(plain_schedule)
         plain = self.results(plain_call)
-        memory, difference = _compared(eager, plain)
+        differing, difference = _compared(eager, plain)
         del eager
         expected, again = _digests(plain), _digests(self.results(plain_call))
         observe.phase("running the schedule")
@@ -344,7 +344,7 @@ class StepRuns:
             changed=changed,
             changed_by=self.first_difference(plain_schedule, schedule) if changed and not self.fused else None,
             unrepeatable=tuple(name for name, digest in expected.items() if again[name] != digest),
-            beside_eager=tuple(memory),
+            beside_eager=tuple(differing),
             eager_difference=difference,
             eager_tolerance=self.tolerance(),
             parted_at=None if plan_peak.agrees or self.fused or self.device != "cpu" else self.parting(schedule),

@@ -14,7 +14,7 @@ from remat_cli.config import Request, load_device, load_measurements, named_plan
 from remat_cli.errors import UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
-from remat_cli.pytorch.capture.regions import repeated_blocks
+from remat_cli.pytorch.capture.regions import block_paths
 from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.record import PlanRecord
@@ -140,7 +140,7 @@ def planned(
     _check_split(split, schedule)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
         # Copies between blocks cut no fused kernels, those within the whole do.
-        regions = [path for blocks in repeated_blocks(within).values() for path in blocks] or None
+        regions = block_paths(within) or None
     if regions is not None and regions != "auto":
         _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
         return model

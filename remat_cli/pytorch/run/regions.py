@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -154,13 +155,12 @@ def plan_blocks(
         raise refusal
     whole = attached_call(model)
     detach(model)
-    paths = [block for listed in blocks.values() for block in listed]
+    paths = [*chain.from_iterable(blocks.values())]
     attach_regions(model, paths, source, budget, fused=fused, strict=strict)
-    count = sum(map(len, blocks.values()))
     named = ", ".join(f"{path}.*" for path in blocks)
     notify(
         logging.WARNING,
-        f"the step is not planned as a whole, but by its {count} repeated blocks, {named}: {refusal.message}",
+        f"the step is not planned as a whole, but by its {len(paths)} repeated blocks, {named}: {refusal.message}",
     )
 
     def back() -> None:
