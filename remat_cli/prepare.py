@@ -44,7 +44,6 @@ _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
 _MOST_NAMED = 4
-_FEWEST_RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ def read(path: Path, options: GraphOptions) -> Reading:
         GraphError: the file, the function or the graph in it is bad.
         UsageError: the options do not fit what is read, or torch is missing.
     """
+    options.check()
     return capture.read(path, options) if names_function(path) else read_graph(path, options)
 
 
@@ -318,8 +318,6 @@ def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: l
 
 def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
     said = Setting("ranks", ranks)
-    if ranks < _FEWEST_RANKS:
-        raise UsageError((said, ": there is nothing to shard"), hint="give 2 ranks or more, or leave it out")
     if not reading.parameters:
         raise UsageError(
             (said, f": graph {reading.graph.name!r} does not tell parameters apart"),
@@ -331,7 +329,7 @@ def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
         )
     if reading.graph.kind is Kind.TRAINING and not reading.gradients:
         raise UsageError((said, " has no meaning where gradients are not told apart"), hint="leave it out")
-    if reading.optimizer is not None:
+    if reading.optimizer is not None and reading.counts_state:
         raise UsageError(
             (said, f": the state of the step's optimizer, {reading.optimizer}, cannot be sharded"),
             hint=("leave the optimizer out of the step, and use ", Setting("optimizer", "adam")),
@@ -394,6 +392,8 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Kn
         )
     graph = _with_work(reading.graph, reading.operators, options, notes)
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
+    if reading.optimizer is not None and not reading.counts_state:
+        optimizer = reading.optimizer
     trained, blocks = reading.parameters, tuple[ShardedBlock, ...]()
     if options.ranks is not None:
         # A parameter may be part of a larger storage, which is in memory as a whole.
@@ -497,8 +497,6 @@ def _bytes_per_time(graph: Draft, options: GraphOptions, device: Device | None) 
         return Fraction(device.link_bandwidth, _NS) if device is not None and graph.time_unit == "ns" else None
     said = str(options.link_bandwidth)
     rate = parse_rate(said)
-    if rate <= 0:
-        raise UsageError(f"a link bandwidth of {said!r}: it must be above 0", hint="write it like 12GB/s")
     if "/" not in said:
         return rate
     if graph.time_unit != "ns":

@@ -31,6 +31,8 @@ def synthesize(
     Raises:
         UsageError: the options or the kind do not suit the generator.
     """
+    options = options or GraphOptions()
+    options.check()
     if ops is not None:
         generator = _with_length(generator, kind, ops)
     generated = generator.generate()
@@ -43,7 +45,7 @@ def synthesize(
     return prepare_reading(
         Reading(generated.graph, generated.operators, generated.parameters),
         generated.graph.name,
-        replace(options or GraphOptions(), mode=mode),
+        replace(options, mode=mode),
         derive_training=kind is not Kind.FORWARD,
     )
 

@@ -197,6 +197,7 @@ def merge_config(given: dict[str, Any]) -> RunConfig:
         if needed in given and item.name in said and not merged.said.get(needed):
             option, other = option_of(item.name), option_of(needed)
             raise UsageError(f"{option} goes with {other}", hint=f"give {other}, or leave it out")
+    merged.graph.check()
     return merged
 
 

@@ -9,17 +9,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from remat_cli.config.shipped import file_or_shipped, shipped_names
+from remat_cli.config.measurements import load_measurements
+from remat_cli.config.shipped import file_or_shipped, load_device, shipped_names
 from remat_cli.core.link import Duplex
 from remat_cli.costs import COST_MODELS
 from remat_cli.errors import UsageError
 from remat_cli.formats import ReadOptions
 from remat_cli.formats.input_values import is_file_name
-from remat_cli.settings import Said, declared, in_json, setting
+from remat_cli.settings import Said, Setting, declared, in_json, setting
 from remat_cli.training import OPTIMIZERS, Kernels
+from remat_cli.units import parse_rate
 
 # Cost models by name; "given" stands for the file's own times, which need no model.
 GIVEN_COSTS = "given"
+_FEWEST_RANKS = 2
 
 
 def _ranks(text: str) -> int:
@@ -72,6 +75,25 @@ class GraphOptions(ReadOptions):
         choices=tuple(map(str, Duplex)),
         parse=Duplex,
     )
+
+    def check(self) -> None:
+        """Check files and values without a graph, before it is read.
+
+        Raises:
+            UsageError: the device profile or the measurements cannot be read, or the link's bandwidth or the number of
+                ranks is wrong.
+        """
+        if self.device is not None:
+            load_device(self.device)
+        if self.measurements is not None:
+            load_measurements(Path(self.measurements))
+        if self.link_bandwidth is not None and parse_rate(said := str(self.link_bandwidth)) <= 0:
+            raise UsageError(f"a link bandwidth of {said!r}: it must be above 0", hint="write it like 12GB/s")
+        if self.ranks is not None and self.ranks < _FEWEST_RANKS:
+            raise UsageError(
+                (Setting("ranks", self.ranks), ": there is nothing to shard"),
+                hint="give 2 ranks or more, or leave it out",
+            )
 
     @property
     def files(self) -> tuple[Path, ...]:

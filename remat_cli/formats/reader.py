@@ -177,7 +177,9 @@ class Reading:
         operators: operators by op name, for formats that describe them (ONNX, PyTorch); empty otherwise.
         parameters: the trainable weights, each once.
         gradients: for a training step, the gradient tensors of `parameters`, in the same order; empty if unknown.
-        optimizer: name of the optimizer whose state is among the graph's resident bytes; None without one.
+        optimizer: name of the step's optimizer; None without one.
+        counts_state: the optimizer's state is among the graph's resident bytes. Otherwise its name is one of
+            `OPTIMIZERS`, and the state is counted when the reading is prepared.
         notes: remarks on the reading (on scaling, sorting, ignored fields), one line each.
         training_notes: remarks that come first if the graph is trained.
         estimated: names of ops whose sizes are estimates.
@@ -192,6 +194,7 @@ class Reading:
     parameters: tuple[Operand, ...] = ()
     gradients: tuple[str, ...] = ()
     optimizer: str | None = None
+    counts_state: bool = True
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()

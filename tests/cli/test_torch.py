@@ -51,6 +51,44 @@ def test_json_form_plans_alike_and_needs_no_torch(remat: Remat, small: str, tmp_
     assert json.loads(direct.read_text())["graph"]["structure"]["gelu_1"] == ops["gelu_1"]["signature"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--device", "nope"),
+        ("--measurements", "nope.json"),
+        ("--link-bandwidth", "fast"),
+        ("--link-bandwidth", "0"),
+        ("--ranks", "1"),
+    ],
+)
+def test_options_are_checked_before_the_model_is_built(remat: Remat, tmp_path: Path, option: str, value: str) -> None:
+    path = tmp_path / "step.py"
+    path.write_text("raise AssertionError('imported')")
+    for verb in (("inspect",), ("measure", "-o", tmp_path / "times.json"), ("plan", "--budget", "80%", "--split")):
+        run = remat(*verb, f"{path}:step", option, value)
+        assert run.code == ExitCode.USAGE
+        assert value in run.err
+        assert "imported" not in run.err
+
+
+def test_a_step_may_name_its_optimizer(remat: Remat, small: str, tmp_path: Path) -> None:
+    path = tmp_path / "named.py"
+    module = "import torch\nfrom tests.torch_steps import MLP\ndef step(name='adam'):\n    model = MLP(4)\n"
+    # The model is out of sight: its parameters are those of the captured step.
+    inputs = "(torch.randn(64, 16),)"
+    path.write_text(
+        f"{module}    return {{'model': lambda x: model(x).mean(), 'inputs': {inputs}, 'optimizer': name}}\n"
+        "def sgd():\n    return {**step(), 'optimizer': None}\n"
+        "def sdg():\n    return {**step(), 'optimizer': 'sdg'}\n"
+    )
+    named = remat("inspect", f"{path}:step", "--json").json
+    asked = remat("inspect", f"{path}:sgd", "--optimizer", "adam", "--json").json
+    without = remat("inspect", f"{path}:sgd", "--json").json
+    assert named["plain"] == asked["plain"]
+    assert named["plain"]["peak_bytes"] - without["plain"]["peak_bytes"] == 2 * 4 * (16 * 16 + 16) * 4
+    assert "unknown optimizer 'sdg'" in remat("inspect", f"{path}:sdg").err
+
+
 def test_gradients_are_not_in_the_scaled_part_of_a_budget_of_activations(remat: Remat, small: str) -> None:
     """They are 4.4 kB, as much as the parameters, and far more than the activations."""
     asked = ("plan", small, "--dim", "batch=2", "--budget", "60% of activations", "--planner", "dtr", "--json")

@@ -26,6 +26,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
+from remat_cli.pytorch.capture.optimizer import optimizer_name
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
@@ -120,7 +121,8 @@ class EagerStep:
         kept: storages that autograd kept; empty if nobody looked.
         calls: calls of modules, in order; empty if nobody looked.
         resident_bytes: parameters that no op reads, and the state of the optimizer.
-        optimizer: name of its class; None where there is none.
+        optimizer: name of the optimizer; None where there is none.
+        counts_state: its state is among the resident bytes.
         parameters: parameters with a gradient.
     """
 
@@ -133,6 +135,7 @@ class EagerStep:
     calls: tuple[ModuleCall, ...]
     resident_bytes: int
     optimizer: str | None
+    counts_state: bool
     parameters: tuple[Operand, ...]
 
     def reading(self, name: str) -> Reading:
@@ -158,7 +161,13 @@ class EagerStep:
             outputs=self.outputs,
         )
         operators = {op.name: op.operator for op in self.ops}
-        return Reading(graph=graph, operators=operators, parameters=self.parameters, optimizer=self.optimizer)
+        return Reading(
+            graph=graph,
+            operators=operators,
+            parameters=self.parameters,
+            optimizer=self.optimizer,
+            counts_state=self.counts_state,
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -491,7 +500,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kept=kept,
             calls=tuple(self._calls),
             resident_bytes=_resident_bytes(step, set(self._names)),
-            optimizer=None if step.optimizer is None else type(step.optimizer).__name__,
+            optimizer=optimizer_name(step.optimizer),
+            counts_state=not isinstance(step.optimizer, str),
             parameters=tuple(_operand(tensor) for tensor in trained),
         )
 

@@ -14,6 +14,7 @@ from remat_cli.errors import UsageError
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, as_outside_of_capture, is_traceable_wrapper_subclass
 from remat_cli.pytorch.unstable.tensors import local_part, storage_key
+from remat_cli.training import OPTIMIZERS
 
 # Where classes come from that carry out the steps of another optimizer, which they hold under one of these names.
 _WRAPPING = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.distributed.")
@@ -22,12 +23,25 @@ _WRAPPED = ("optimizer", "optim")
 _FORMS = ("fused", "foreach", "capturable")
 
 
-def checked_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """Return an optimizer as it was made: without what accelerate, Lightning or torch.distributed put around it.
+def optimizer_name(optimizer: str | torch.optim.Optimizer | None) -> str | None:
+    """Return an optimizer's name; None without an optimizer."""
+    return optimizer if optimizer is None or isinstance(optimizer, str) else type(optimizer).__name__
+
+
+def checked_optimizer(optimizer: object) -> str | torch.optim.Optimizer:
+    """Return an optimizer's name as it is, or an optimizer without its wrappers.
+
+    Accelerate, Lightning and torch.distributed put some around it.
 
     Raises:
-        UsageError: the object is no optimizer.
+        UsageError: the object is no optimizer, or none has this name.
     """
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZERS:
+            raise UsageError(
+                f"unknown optimizer {optimizer!r}", hint=f"name one of {', '.join(OPTIMIZERS)}, or give it itself"
+            )
+        return optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
         is_class = isinstance(optimizer, type)
         name = optimizer.__name__ if isinstance(optimizer, type) else "torch.optim.Adam"

@@ -29,7 +29,7 @@ from remat_cli.pytorch.capture.convert import (
 )
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, Foresee, Trace, check_supported, compiled, seen_by
-from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_state_bytes
+from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_name, optimizer_state_bytes
 from remat_cli.pytorch.capture.places import last_place
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import SHAPES, Step, as_step
@@ -92,9 +92,9 @@ class TakenStep:
             self.captured,
             f"{Path(where).stem if where.endswith('.py') else where}.{name}",
             resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
-            None if self.step.optimizer is None else type(self.step.optimizer).__name__,
+            optimizer_name(self.step.optimizer),
         )
-        return replace(reading, notes=self.notes)
+        return replace(reading, notes=self.notes, counts_state=not isinstance(self.step.optimizer, str))
 
 
 def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int, optimizer: str | None) -> Reading:
@@ -319,7 +319,7 @@ def resident_bytes(step: Step, used: Iterable[torch.Tensor | None]) -> int:
         used: inputs of its graph; None where torch made one of several.
     """
     keys = {storage_key(tensor) for tensor in used if tensor is not None}
-    state = 0 if step.optimizer is None else optimizer_state_bytes(step.optimizer)
+    state = 0 if step.optimizer is None or isinstance(step.optimizer, str) else optimizer_state_bytes(step.optimizer)
     return unused_bytes(modules_of(step), keys) + state
 
 

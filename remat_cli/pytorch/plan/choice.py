@@ -46,7 +46,6 @@ from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
 from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.splitting import Split, read_cuts, written_cuts
-from remat_cli.training import OPTIMIZERS
 from remat_cli.units import exact_bytes, format_bytes, format_count, format_time, parse_budget
 
 _log = logging.getLogger("remat")
@@ -828,7 +827,7 @@ def larger_share(peak_bytes: int, other_bytes: int, activation_bytes: int) -> st
 
 
 def graph_options(
-    optimizer: object,
+    optimizer: str | None,
     *,
     accumulate: bool,
     device: str | None,
@@ -838,24 +837,16 @@ def graph_options(
     """Return the options of turning a captured step into a graph.
 
     Args:
-        optimizer: one of `OPTIMIZERS` by name, or an optimizer, or None.
+        optimizer: one of `OPTIMIZERS` by name; None without a name.
         accumulate: whether gradients are in memory before the step.
         device: a device profile; None: the one for the device that torch would use.
         measurements: a file of measurements, which gives times instead.
         link_bandwidth: bandwidth of the link to the host; None: the device profile's, if any.
-
-    Raises:
-        UsageError: there is no such optimizer.
     """
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise UsageError(
-            f"unknown optimizer {optimizer!r}", hint=f"name one of {', '.join(OPTIMIZERS)}, or give it itself"
-        )
-    name = optimizer if isinstance(optimizer, str) else None
     if measurements is None:
         device = device or default_profile()
     return GraphOptions(
-        optimizer=name,
+        optimizer=optimizer,
         accumulate=accumulate,
         device=device,
         measurements=measurements,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from remat_cli.config import Request, load_device, load_measurements, named_planner
+from remat_cli.config import Request, named_planner
 from remat_cli.errors import UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
@@ -22,7 +22,7 @@ from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
 from remat_cli.pytorch.unstable.modules import uncompiled
-from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes, parse_rate
+from remat_cli.units import BudgetSpec, format_bytes, parse_budget, parse_bytes
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -189,12 +189,16 @@ def source_within(
     Raises:
         UsageError: an argument is wrong.
     """
-    if measurements is not None:
-        load_measurements(_path(measurements, "measurements"))
-    elif device is not None:
-        load_device(str(_path(device, "device")))
-    if link_bandwidth is not None:
-        parse_rate(str(link_bandwidth))
+    checked = None if optimizer is None else checked_optimizer(optimizer)
+    name, itself = (checked, None) if isinstance(checked, str) else (None, checked)
+    for_graph = graph_options(
+        name,
+        accumulate=accumulate,
+        device=None if device is None else str(_path(device, "device")),
+        measurements=None if measurements is None else str(_path(measurements, "measurements")),
+        link_bandwidth=link_bandwidth,
+    )
+    for_graph.check()
     chosen = named_planner(str(planner), "planner").with_options(_options(options), "options")
     request = Request(_budget(budget), chosen, offload=offload)
     request.check()
@@ -206,14 +210,8 @@ def source_within(
         )
     return WithinBudget(
         request,
-        graph_options(
-            optimizer,
-            accumulate=accumulate,
-            device=device,
-            measurements=None if measurements is None else str(measurements),
-            link_bandwidth=link_bandwidth,
-        ),
-        optimizer=None if optimizer is None or isinstance(optimizer, str) else checked_optimizer(optimizer),
+        for_graph,
+        optimizer=itself,
         folder=None if plans is None else _path(plans, "plans"),
         measures=measurements is None,
         reserve_bytes=reserve_bytes,
