@@ -162,14 +162,11 @@ class PlanRecord:
         return sum(plan.calls for graph in self.graphs for plan in (graph, *graph.carried))
 
     def add(self, planned: GraphRecord) -> GraphRecord:
-        """Note a plan; return the record's own copy.
-
-        The first plan is logged.
-        """
+        """Note a plan, log it if new, and return the record's own copy."""
         own = next((graph for graph in self.graphs if graph.schedule is planned.schedule), None)
         if own is None:
             own = replace(planned, calls=0, carried=[], measured_peak_bytes=[])
-            notify(logging.INFO if self.graphs else logging.WARNING, f"planned {own}")
+            notify(logging.INFO, f"planned {own}")
             self.graphs.append(own)
         return own
 

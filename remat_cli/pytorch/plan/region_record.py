@@ -20,6 +20,8 @@ from remat_cli.units import format_bytes, format_share
 class RegionsRecord(PlanRecord):
     """The record of a model planned by regions.
 
+    Its `graphs` are those of blocks, one for each plan that was chosen; their figures are the block's alone.
+
     Attributes:
         predicted_peak_bytes: predicted peak of the whole step: regions, memory between them, and memory from before.
         budget_bytes: budget of the whole step.
@@ -73,6 +75,14 @@ class RegionsRecord(PlanRecord):
         self.saved_away = {name: point.kept for name, point in self.points.items() if name in plan.saved_away}
         self.other_bytes = plan.other_bytes
         self.chosen = plan.chosen
+        known = set(map(id, self.graphs))
+        chosen = {id(point.planned): point.planned for point in self.points.values()}
+        self.graphs += [chosen[new] for new in chosen if new not in known]
+
+    def note_block(self, name: str) -> None:
+        """Note a block's call by its plan."""
+        self.last = self.points[name].planned
+        self.last.calls += 1
 
     def save(self, path: str | Path) -> None:
         """Write the plans of the last step's blocks, for `planned(model, path)`.

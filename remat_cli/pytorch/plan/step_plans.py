@@ -69,7 +69,7 @@ class StepPlans:
             plan = self._planned(args, kwargs, inputs)
             self._choose(plan)
             self._record.take(plan)
-            notify(logging.INFO if self._by_inputs else logging.WARNING, f"planned {self._record.plan}")
+            notify(logging.INFO, f"planned {self._record.plan}")
             self._by_inputs[inputs] = plan
             self._choices.append(plan)
             self._record.plans = len(self._choices)

@@ -83,7 +83,7 @@ class Waiting:
 
     def _tell(self, name: str, detail: str) -> None:
         self._notified.add(name)
-        notify(logging.WARNING, f"{name} takes more than {format_time(PATIENCE_NS, 'ns')}{detail and f'; {detail}'}")
+        notify(logging.INFO, f"{name} takes more than {format_time(PATIENCE_NS, 'ns')}{detail and f'; {detail}'}")
 
     def _end(self) -> None:
         spent = self.spent_ns - self._before

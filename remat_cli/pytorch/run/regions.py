@@ -242,6 +242,7 @@ class RegionsCall:
         self, plan: StepChoice, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         kind, plan_index = plan.chosen[name]
+        self.record.note_block(name)
         if not plan.away and not plan.saved_away:
             return kind.run(plan_index, module, args, kwargs)
         number, hosted = plan.step.paths.index(name), self._hosted

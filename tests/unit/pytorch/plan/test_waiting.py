@@ -43,9 +43,9 @@ def test_a_phase_that_raises_is_counted_and_left(clock: list[int]) -> None:
 
 def test_who_waits_long_is_told_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_NS", 1)
-    with Waiting().phase("planning", "the step has 7 ops"):
+    with caplog.at_level(logging.INFO, logger="remat"), Waiting().phase("planning", "the step has 7 ops"):
         _wait_for(lambda: bool(caplog.messages))
-    assert caplog.messages == ["planning takes more than 1 ns; the step has 7 ops"]
+    assert caplog.messages[0] == "planning takes more than 1 ns; the step has 7 ops"
 
 
 def test_a_phase_that_goes_on_after_another_is_told_once(

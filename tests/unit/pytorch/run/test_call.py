@@ -18,7 +18,6 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.pytorch.plan import record as record_module
 from remat_cli.torch import plan_of, planned
 from tests.torch_steps import MLP
 from tests.unit.pytorch.run.test_planned import gradients, same, twins
@@ -359,19 +358,6 @@ def test_wrong_arguments_are_told_of_before_the_first_call(arguments: dict[str, 
         planned(MLP(), budget="80%", **arguments)
     with pytest.raises(UsageError, match="was given a str"):
         planned("model.pt", budget="80%")  # type: ignore[type-var]
-
-
-def test_plan_is_told_of_where_nobody_has_said_where_the_log_goes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.root, "handlers", [])
-    # The command line, where another test has called it in this process, has left a handler.
-    monkeypatch.setattr(logging.getLogger("remat"), "handlers", [logging.NullHandler()])
-    record_module.notify(logging.INFO, "not by default")
-    record_module.notify(logging.WARNING, "planned 30 ops")
-    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(io.StringIO())])
-    record_module.notify(logging.WARNING, "in the log")
-    assert capsys.readouterr().err == "remat: planned 30 ops\n"
 
 
 def test_torch_logs_no_error_of_what_it_is_given(caplog: pytest.LogCaptureFixture) -> None:

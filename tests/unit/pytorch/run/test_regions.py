@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import logging
 import random
 import re
 from collections.abc import Callable
@@ -136,6 +137,18 @@ def record_of(model: nn.Module) -> RegionsRecord:
 def fixed_bytes(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
     tensors = {value.untyped_storage()._cdata: value for value in (*model.parameters(), *model.buffers(), *inputs)}
     return sum(value.untyped_storage().nbytes() for value in tensors.values())
+
+
+def test_graphs_of_a_record_are_the_plans_of_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    model = by_regions(Tuples(2), "100%", "layers.*")
+    with caplog.at_level(logging.INFO, logger="remat"):
+        for _ in range(2):
+            model(torch.randn(4, 64, 32)).sum().backward()
+    assert {line.levelno for line in caplog.records if line.name == "remat"} == {logging.INFO}
+    record = plan_of(model)
+    assert record.last in record.graphs
+    assert sum(graph.calls for graph in record.graphs) == 2 * len(record_of(model).points)
+    assert all(graph.graph.ops and graph.schedule.steps for graph in record.graphs)
 
 
 @pytest.mark.parametrize(
