@@ -25,12 +25,14 @@ class GradientFactor:
         before: ops that compute the region's input from the number, in order.
         entering: the value that the region reads.
         known: other values that these ops read.
+        multiples: values that are a multiple of the number; a region's other ops of the backward pass make none.
     """
 
     value: fx.Node
     before: tuple[fx.Node, ...]
     entering: frozenset[fx.Node]
     known: frozenset[fx.Node]
+    multiples: frozenset[fx.Node]
 
 
 def factor_of(graph: fx.Graph, members: Sequence[fx.Node]) -> GradientFactor | None:
@@ -67,7 +69,7 @@ def _factor(
             multiples.add(node)
     known = {s for node in others for s in node.all_input_nodes if s is not value and s not in others}
     in_order = tuple(node for node in graph.nodes if node in others)
-    return GradientFactor(value, in_order, frozenset(entering), frozenset(known))
+    return GradientFactor(value, in_order, frozenset(entering), frozenset(known), frozenset(multiples))
 
 
 def _up_to_tangent(graph: fx.Graph, entering: Collection[fx.Node], inside: Collection[fx.Node]) -> list[fx.Node] | None:

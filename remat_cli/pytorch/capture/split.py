@@ -162,6 +162,8 @@ class _Writer:
         values: copies of values of the old graph, by value.
         locals: copies within each part, by value.
         unscaled: values that still have to be multiplied by the factor.
+        leaving: values of the region that are wanted whole.
+        derived: views of the region that are derived of these once more.
     """
 
     old: fx.Graph
@@ -184,6 +186,7 @@ class _Writer:
             if node.name in self.region.members:
                 group = 0 if self.factor is not None else int(is_backward(node))
                 self.group.update(dict.fromkeys([node, *_items(node)], group))
+        self.leaving, self.derived = self._whole_values()
 
     def written(self) -> fx.Graph:
         """Return the graph."""
@@ -230,7 +233,7 @@ class _Writer:
                 *inner,
                 *(s for early in self.factor.before for s in early.all_input_nodes if s in self.factor.known),
             ]
-        if any(source in self.group and is_backward(source) for source in sources):
+        if any(source in self.group and source in self.factor.multiples for source in sources):
             sources.append(self.factor.value)
         return sources
 
@@ -243,6 +246,8 @@ class _Writer:
     def read(self, node: fx.Node) -> fx.Node:
         if node in self.unscaled:
             self.values[node] = self.scaled(node, self.unscaled.pop(node))
+        elif node in self.derived and node not in self.values:
+            self.copy(node)
         return self.values[node]
 
     def scaled(self, node: fx.Node, value: fx.Node) -> fx.Node:
@@ -296,17 +301,19 @@ class _Writer:
     def write_group(self, group: int) -> None:
         """Write the members of a group part by part, and join their results."""
         members = [node for node in self.nodes if self.group.get(node) == group and node.name in self.region.members]
-        leaving, outside = self.leaving(members)
         self.begin()
         whole: dict[fx.Node, fx.Node] = {}
         for number, span in enumerate(bounds(self.region.rows, self.parts)):
             for node in members:
-                self.run(node, number, span, leaving, whole)
-        for value in leaving:
-            at_once = self.factor is not None and is_backward(value)
-            (self.unscaled if at_once else self.values)[value] = whole[value]
-        for view in outside:
-            self.copy(view)
+                self.run(node, number, span, whole)
+        for value in whole:
+            (self.unscaled if self._is_unscaled(value) else self.values)[value] = whole[value]
+        for view in members:
+            if view in self.derived and not self._is_unscaled(view):  # the others wait for the factor
+                self.read(view)
+
+    def _is_unscaled(self, value: fx.Node) -> bool:
+        return self.factor is not None and value in self.factor.multiples
 
     def begin(self) -> None:
         """Compute the entering values for a gradient of 1."""
@@ -321,18 +328,15 @@ class _Writer:
         for local in self.locals:
             local.update(entered)
 
-    def leaving(self, members: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    def _whole_values(self) -> tuple[set[fx.Node], set[fx.Node]]:
         """Return the values that are wanted whole, and the views that are derived of these once more."""
-        leaving: dict[fx.Node, None] = {}
-        outside: dict[fx.Node, None] = {}
-        inside = set(members)
-        for node in reversed(members):
-            for value in _results(node):
-                if not any(user in outside or self.wants_whole(user, value) for user in value.users):
-                    continue
-                of_sum = any(source in inside and self.is_sum(source) for source in node.all_input_nodes)
-                (outside if is_view(node) and value is node and not of_sum else leaving)[value] = None
-        return [value for value in self.nodes if value in leaving], [node for node in members if node in outside]
+        leaving: set[fx.Node] = set()
+        derived: set[fx.Node] = set()
+        for node in reversed(self.nodes):
+            for value in _results(node) if node.name in self.region.members else ():
+                if any(user in derived or self.wants_whole(user, value) for user in value.users):
+                    (derived if is_view(node) and value is node else leaving).add(value)
+        return leaving, derived
 
     def wants_whole(self, user: fx.Node, value: fx.Node) -> bool:
         """Tell whether an op needs all rows of a value that the region makes."""
@@ -350,14 +354,13 @@ class _Writer:
         node: fx.Node,
         number: int,
         span: tuple[int, int],
-        leaving: Iterable[fx.Node],
         whole: dict[fx.Node, fx.Node],
     ) -> None:
         """Run an op on the rows of a part."""
         axis, local = self.region.members[node.name], self.locals[number]
         args, kwargs = in_part(node, axis, span[1] - span[0])
         args, kwargs = map_arg((args, kwargs), lambda source: self.operand(source, node, axis, number, span))
-        adds = node in leaving and self.part_of(node) is None and number > 0
+        adds = node in self.leaving and self.part_of(node) is None and number > 0
         if adds and node.target is _aten.mm.default:  # without memory for the summand
             whole[node] = self.in_place(
                 _aten.addmm.default, (whole[node], *args), node, f"{node.name}_part{number}", number
@@ -369,7 +372,7 @@ class _Writer:
             name = f"{item.name}_part{number}"
             local[item] = self.op(item.target, (result, item.args[1]), {}, item, name, number=number)
         for value in _results(node):
-            if value in leaving:
+            if value in self.leaving:
                 whole[value] = self.joined(value, local[value], number, span, whole)
 
     def joined(
@@ -421,9 +424,6 @@ class _Writer:
             return sliced
         layout = {"memory_format": torch.contiguous_format}
         return self.op(_aten.clone.default, (sliced,), layout, reader, f"{source.name}_copy{number}", number=number)
-
-    def is_sum(self, value: fx.Node) -> bool:
-        return value in self.group and self.part_of(value) is None
 
 
 def _items(node: fx.Node) -> list[fx.Node]:

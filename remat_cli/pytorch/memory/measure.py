@@ -29,7 +29,7 @@ from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import without_modes
-from remat_cli.pytorch.unstable.ops import OpOverload
+from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 from remat_cli.pytorch.unstable.tensors import storage_key
 
 _log = logging.getLogger("remat")
@@ -45,7 +45,7 @@ def measure_joint(joint: Joint, device: str, observe: Observer | None = None) ->
     Equal ops run once.
 
     Indices are drawn evenly from their valid range; other values are random, too. Ops that torch cannot run alone (an
-    op with a graph inside, communication between processes) are left out.
+    op with a graph inside, communication between processes, a check of values) are left out.
 
     Args:
         joint: the step.
@@ -176,7 +176,10 @@ def _time_once(node: fx.Node | None, device: str) -> int:
 
 
 def _runs_alone(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims", "remat")
+    """Tell whether an op can run on random values; a check of values, which returns nothing, would fail."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "prims", "remat"):
+        return False
+    return bool(schema_of(node.target).returns) or schema_of(node.target).is_mutable
 
 
 def _measured(op: JointOp, node: fx.Node, device: str) -> tuple[int, int]:

@@ -115,6 +115,38 @@ class Squared(nn.Module):
         return (y * y + y * y.sin()).sum()
 
 
+class Indexed(nn.Module):
+    """An index bounds the region, and the loss is not linear in what the region computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        heads = self.up(x)[:, [3, 1, 0, 2]].view(4, 4, 2, 3).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2)
+        return F.mse_loss(seen.reshape(4, 4, 6), wanted).sqrt()
+
+
+class Flipped(nn.Module):
+    """Ops that bound the region read a view in the backward pass, of a view of the forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.glu(torch.cat([x, x + 1], -1)).softmax(1)
+        return (hidden.cumsum(0) * 0.3).tanh().flip(0).sin().sum()
+
+
+class Turned(nn.Module):
+    """The backward pass computes a cosine in the region, and multiplies a gradient with it outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.down(F.gelu(self.up(x).sin().cumsum(1))), wanted)
+
+
 def words() -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.randint(9, (4, 6))
     labels[0, 2] = -100
@@ -140,6 +172,9 @@ CASES: Mapping[str, Callable[[], Step]] = {
     "contrast": lambda: (Contrast().double(), numbers((5, 6), (5, 5))),
     "dropping": lambda: (Dropping().double(), numbers((6, 6), (6, 6))),
     "squared": lambda: (Squared().double(), numbers((6, 6))),
+    "indexed": lambda: (Indexed().double(), numbers((4, 4, 6), (4, 4, 6))),
+    "turned": lambda: (Turned().double(), numbers((4, 4, 6), (4, 4, 6))),
+    "flipped": lambda: (Flipped(), (numbers((4, 4, 6))[0].requires_grad_(),)),
 }
 
 
@@ -197,6 +232,23 @@ def test_a_step_in_parts_computes_the_same(name: str) -> None:
         simulate(graph, plain_run(graph))
         tried += 1
     assert tried > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("indexed", "_scaled_dot_product_flash_attention_for_cpu_backward"),
+        ("flipped", "_softmax"),
+        ("turned", "gelu_backward"),
+    ],
+)
+@pytest.mark.parametrize("cut", ["2", "3,wide", "4,again", "2,wide,again"])
+def test_what_leaves_a_region_is_whole_and_scaled_once_if_it_is_a_gradient(name: str, seed: str, cut: str) -> None:
+    torch.manual_seed(1)
+    captured = captured_of(CASES[name]())
+    in_parts = split(captured, {seed: Split.parse(cut)})
+    for one, other in zip(outcome(in_parts), outcome(captured), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def test_what_a_kernel_takes_for_contiguous_is(monkeypatch: pytest.MonkeyPatch) -> None:

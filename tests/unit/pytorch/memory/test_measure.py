@@ -18,7 +18,7 @@ from remat_cli.pytorch.capture.ops import short_name
 from remat_cli.pytorch.capture.reader import capture
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.memory import measure as measure_module
-from remat_cli.pytorch.memory.measure import measure_joint, workspace_of
+from remat_cli.pytorch.memory.measure import measure_joint, measure_once, workspace_of
 
 
 def joint_of(model: Any, *inputs: Any) -> Joint:
@@ -48,6 +48,15 @@ def test_every_op_of_a_step_runs_by_itself() -> None:
     assert measured.times_ns.keys() == {op.name for op in joint.ops}
     assert all(time > 0 for name, time in measured.times_ns.items() if name != "boundary")
     measured.check(graph_of(joint, "g"), {}, "m.json")
+
+
+def test_a_check_of_values_does_not_run_on_random_ones() -> None:
+    scale = torch.ones(5, 3, requires_grad=True)
+    joint = joint_of(lambda y: (scale * F.one_hot(y, 3)).sum(), torch.zeros(5).long())
+    checks = {op.name for op in joint.ops if "assert" in op.name}
+    measured = [measure_joint(joint, "cpu"), *(measure_once(joint, "cpu", {}) for _ in range(4))]
+    assert checks
+    assert all(times.times_ns.keys() == {op.name for op in joint.ops} - checks for times in measured)
 
 
 def test_ops_that_are_alike_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
