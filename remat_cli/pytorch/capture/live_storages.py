@@ -47,6 +47,12 @@ class LiveStorages:
             self.bytes += size - before
             self._changed()
 
+    def refresh(self) -> None:
+        """Note the new sizes of storages that were resized unseen."""
+        for reference, _ in tuple(self._live.values()):
+            if (storage := reference()) is not None:
+                self.follow(storage)
+
     def _end(self, key: int) -> None:
         _, size = self._live.pop(key)
         self._ended(key)

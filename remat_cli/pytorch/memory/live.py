@@ -19,6 +19,7 @@ from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.recurrent import CARRIED_OUT_BY
 from remat_cli.pytorch.memory.transfers import is_host_copy
 from remat_cli.pytorch.unstable import pytree
+from remat_cli.pytorch.unstable.autograd import after_backward, current_pass
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, modes_in_force
 from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
 from remat_cli.pytorch.unstable.tensors import is_wrapper, local_part, storage_key
@@ -49,8 +50,8 @@ class LiveBytes(Protocol):
     def resume(self) -> bool:
         """Look again after `pause`; return whether this is possible."""
 
-    def look(self) -> None:
-        """Look again after `pause`, within dispatch modes that stay entered.
+    def look(self) -> bool:
+        """Look again after `pause`, within dispatch modes that stay entered; return whether this is possible.
 
         `pause` must come again before any mode is left that is entered now.
         """
@@ -87,24 +88,29 @@ class LiveOnCpu:
         """Begin a step."""
         self.see([local_part(tensor) for tensor in tensors])
         self._most, self._most_before = self.bytes, None
-        self._mode.enter()
-        tell_no_more(self._follow)
-        tell_of_resizes(self._follow)
+        self.look()
 
     def pause(self) -> None:
         """Stop looking."""
         self._mode.leave()
+        tell_no_more(self._follow)
 
     def resume(self) -> bool:
         """Look again.
 
-        Within a dispatch mode of the user this is impossible, as modes are left in reverse order.
+        Within a dispatch mode of the user this is impossible, as modes are left in reverse order; so it is in a
+        backward pass that began without this mode, as autograd's engine takes the mode off after each node.
         """
-        return all(isinstance(mode, _EveryOp) for mode in modes_in_force()) and self._mode.enter()
+        modes = modes_in_force()
+        may_stay = current_pass() is None or self._mode in modes
+        return may_stay and all(isinstance(mode, _EveryOp) for mode in modes) and self.look()
 
-    def look(self) -> None:
-        """Look again."""
-        self._mode.enter()
+    def look(self) -> bool:
+        """Look again; return whether ops of this thread are seen."""
+        self._storages.refresh()
+        tell_no_more(self._follow)
+        tell_of_resizes(self._follow)
+        return self._mode.enter()
 
     def mark(self) -> None:
         """End the first part of the step."""
@@ -112,8 +118,7 @@ class LiveOnCpu:
 
     def end(self) -> tuple[int, int]:
         """End the step; return the peak of live bytes in each part."""
-        self._mode.leave()
-        tell_no_more(self._follow)
+        self.pause()
         return (self._most, 0) if self._most_before is None else (self._most_before, self._most)
 
     def forget(self) -> None:
@@ -156,8 +161,9 @@ class LiveOnCuda:
         """Do nothing."""
         return True
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """Do nothing."""
+        return True
 
     def mark(self) -> None:
         """End the first part of the step."""
@@ -189,7 +195,9 @@ class _EveryOp(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see
         self._thread: int | None = None  # thread that entered the mode
+        self._entered_in: int | None = None  # backward pass that entered the mode
         self._is_showing = False
+        self._is_leaving = False  # after the running backward pass
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -199,7 +207,7 @@ class _EveryOp(TorchDispatchMode):
     def enter(self) -> bool:
         if self._thread is None:
             self.__enter__()  # type: ignore[no-untyped-call]
-            self._thread = threading.get_ident()
+            self._thread, self._entered_in = threading.get_ident(), current_pass()
         self._is_showing = self._thread == threading.get_ident()
         return self._is_showing
 
@@ -209,8 +217,21 @@ class _EveryOp(TorchDispatchMode):
         while (stack := modes_in_force()) and isinstance(top := stack[-1], _EveryOp):
             if top._is_showing:
                 break
+            if top._entered_in != current_pass():
+                # autograd's engine would put the mode back after this node.
+                top._leave_after_backward()
+                break
             top.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             top._thread = None
+
+    def _leave_after_backward(self) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            after_backward(self._leave_now)
+
+    def _leave_now(self) -> None:
+        self._is_leaving = False
+        self.leave()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -25,7 +25,7 @@ from remat_cli.pytorch.capture.optimizer import kept_state
 from remat_cli.pytorch.memory.live import LiveBytes, LiveOnCpu, bytes_in, live_on
 from remat_cli.pytorch.memory.shards import gathered_parameters, parameters_at_rest
 from remat_cli.pytorch.unstable import pytree
-from remat_cli.pytorch.unstable.autograd import at_end_of_backward, is_profiling, keep_in
+from remat_cli.pytorch.unstable.autograd import after_backward, current_pass, is_profiling, keep_in
 from remat_cli.pytorch.unstable.modules import enclosing_parallel
 
 _FIRST_STEPS = 3
@@ -179,7 +179,7 @@ class StepWatch:
         """
         self._has_gone_back = True
         if self._is_begun:
-            at_end_of_backward(_AtEnd(partial(self._pause_in, self._step)))
+            after_backward(partial(self._pause_in, self._step))
 
     def _pause_in(self, step: int) -> None:
         if step == self._step and not self._is_in_optimizer:
@@ -211,6 +211,8 @@ class StepWatch:
                 self._measured = MeasuredStep(*most, self._gradient_bytes)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if current_pass() is not None:  # a part of the backward pass, as many optimizers of one parameter each
+            return
         if self._is_begun and self._live is not None and self._is_ours(optimizer) and not self._is_in_optimizer:
             self._live.mark()
             self._is_in_optimizer = True
@@ -219,9 +221,10 @@ class StepWatch:
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_ours(optimizer):
             self._optimizers.add(optimizer)
-            self._finish()
-            if self._live is not None:
-                self._live.forget()
+            if current_pass() is None:
+                self._finish()
+                if self._live is not None:
+                    self._live.forget()
             if self._awaits_optimizer:
                 self.left, self._awaits_optimizer = max(self.left, _STEPS_WITH_STATE), False
 
@@ -254,22 +257,6 @@ def _nodes_of(result: Any) -> set[Node]:
     inner = [vars(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")]
     tensors = (leaf for leaf in (*leaves, *pytree.tree_leaves(inner)) if isinstance(leaf, torch.Tensor))
     return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
-
-
-class _AtEnd:
-    """A callback of autograd's engine that acts when dropped.
-
-    When the engine calls it, the earlier dispatch modes are not restored yet.
-    """
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
-
-    def __call__(self) -> None:
-        """Do nothing yet."""
-
-    def __del__(self) -> None:
-        self._act()
 
 
 def standing_bytes(modules: Iterable[nn.Module], *, gradients: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 _current_node = torch._C._current_autograd_node
+_current_pass: Callable[[], int] = torch._C._current_graph_task_id
 _next_number = torch._C._autograd._get_sequence_nr
 _queue = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -33,9 +34,31 @@ def keep_in(node: Any, key: str, value: object) -> None:
     node.metadata[key] = value
 
 
-def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Have a function called at the end of the backward pass that runs."""
-    _queue(call)
+def current_pass() -> int | None:
+    """Return the number of the running backward pass; None outside of backward passes."""
+    number = _current_pass()
+    return None if number == -1 else number
+
+
+def after_backward(act: Callable[[], None]) -> None:
+    """Call a function after the running backward pass, also if it ends with an error."""
+    _queue(_AtEnd(act))
+
+
+class _AtEnd:
+    """A callback of autograd's engine that acts when dropped.
+
+    When the engine calls it, the earlier dispatch modes are not restored yet.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def __call__(self) -> None:
+        """Do nothing yet."""
+
+    def __del__(self) -> None:
+        self._act()
 
 
 def is_profiling() -> bool:

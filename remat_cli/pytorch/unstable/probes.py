@@ -32,7 +32,7 @@ def _backward_passes_are_seen() -> bool:
 
     def looked(gradient: torch.Tensor) -> None:
         seen.append(autograd.current_node())
-        autograd.at_end_of_backward(lambda: seen.append("end"))
+        autograd.after_backward(lambda: seen.append("end"))
 
     x = torch.ones(1, requires_grad=True)
     y = x * 2
