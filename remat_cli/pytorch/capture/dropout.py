@@ -1,7 +1,7 @@
 """Dropout that can run again: the mask is drawn once, and applied any number of times.
 
 torch draws the mask and applies it in one op, which must run only once. Here the mask is drawn alone. The op that
-applies it in torch's backward pass applies it in the forward pass, too, and gives the same bits.
+applies it in torch's backward pass applies it in the forward pass, too, and gives eager's bits with eager's scale.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from remat_cli.pytorch.capture.ops import arguments, draws, is_item
+from remat_cli.pytorch.unstable.dispatch import without_modes
 
 _aten = torch.ops.aten
 
@@ -24,13 +25,16 @@ def apply_masks_apart(graph: fx.Graph) -> None:
 
 def _apply_apart(graph: fx.Graph, dropout: fx.Node, result: fx.Node, mask: fx.Node) -> None:
     operands = arguments(dropout)
-    kept = 1.0 - operands["p"]
+    scale = _scale(1.0 - operands["p"], result.meta["val"])
+    for user in tuple(mask.users):
+        if user.target is _aten.native_dropout_backward.default:
+            user.update_arg(2, scale)
     later = max(result, mask)  # the one that stands later in the graph
     with graph.inserting_after(later):
         applied = graph.create_node(
             "call_function",
             _aten.native_dropout_backward.default,
-            (operands["input"], mask, 0.0 if kept == 0 else 1.0 / kept),
+            (operands["input"], mask, scale),
             name=f"{dropout.name}_applied",
         )
     value = result.meta["val"]
@@ -40,3 +44,16 @@ def _apply_apart(graph: fx.Graph, dropout: fx.Node, result: fx.Node, mask: fx.No
         dropout.meta["val"] = (torch.empty_like(value), *dropout.meta["val"][1:])
     result.replace_all_uses_with(applied)
     graph.erase_node(result)
+
+
+def _scale(kept: float, result: torch.Tensor) -> float:
+    """Return eager's factor of kept elements.
+
+    On the CPU eager divides a mask of the result's type, which rounds otherwise than division in Python.
+    """
+    if kept == 0:
+        return 0.0
+    if result.device.type != "cpu":
+        return 1.0 / kept
+    with without_modes():
+        return torch.ones((), dtype=result.dtype).div_(kept).item()

@@ -92,6 +92,20 @@ def test_recurrent_layers_keep_the_dropout_between_them(kind: Callable[..., nn.M
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("p", [0.1, 0.15, 1.0])
+def test_dropout_has_eagers_bits(p: float, dtype: torch.dtype) -> None:
+    twin, model = twins(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(p), nn.Linear(8, 8)).to(dtype))
+    x = torch.randn(64, 8, dtype=dtype)
+    losses = []
+    for call in (twin, again(model)):
+        torch.manual_seed(1)
+        losses.append(call(x).float().square().mean())
+        torch.autograd.backward(losses[-1])
+    assert torch.equal(*losses)
+    assert same(gradients(model), gradients(twin))
+
+
 @pytest.mark.parametrize("case", [gpt, attention_dropout])
 def test_random_ops_that_run_again_would_give_wrong_gradients(case: Case) -> None:
     assert outcome(case, Again(naive=True)).differences(outcome(case)) != []
