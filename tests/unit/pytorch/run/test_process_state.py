@@ -18,8 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from remat_cli.pytorch.run.planned import plan_of, planned
 from remat_cli.pytorch.unstable.modules import GLOBAL_HOOKS
 
-Step = Callable[[nn.Module, torch.Tensor], object]
-EXTENTS = {"whole": {}, "blocks": {"regions": "auto"}, "moved": {"regions": "auto", "offload": True}}
+Step = Callable[[Any, torch.Tensor], object]
+EXTENTS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "blocks": {"regions": "auto"},
+    "moved": {"regions": "auto", "offload": True},
+}
 
 
 def process_state() -> dict[str, Any]:
@@ -29,7 +33,7 @@ def process_state() -> dict[str, Any]:
     return {
         "dispatch modes": dispatch._get_current_dispatch_mode_stack(),
         "flags of dispatch modes": [getattr(dispatch, name) for name in of_python],
-        "function modes": _get_current_function_mode_stack(),
+        "function modes": _get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
         "keys": [str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())],
         "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "hooks on modules": [list(hooks) for hooks in GLOBAL_HOOKS],
@@ -54,18 +58,16 @@ def unchanged() -> Iterator[None]:
     assert {name: value for name, value in after.items() if value != before[name]} == {}
 
 
-def optimize_in_backward(model: nn.Module, fail: bool = False) -> None:
+def optimize_in_backward(model: nn.Module) -> None:
     """Let each parameter be updated as soon as its gradient is there."""
-    optimizers = {each: torch.optim.AdamW([each], lr=1e-2) for each in model.parameters()}
-
-    def update(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-        if fail:
-            raise Failure
-
     for each in model.parameters():
-        each.register_post_accumulate_grad_hook(update)
+        optimizer: Any = torch.optim.AdamW([each], lr=1e-2)
+
+        def update(_: torch.Tensor, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        each.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
 
 
 class Failure(Exception):
@@ -98,10 +100,10 @@ def fails_before_backward(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def fails_in_loss(model: nn.Module, x: torch.Tensor) -> None:
-    torch.autograd.backward(Fails.apply(loss(model, x)))
+    torch.autograd.backward(Fails.apply(loss(model, x)))  # type: ignore[no-untyped-call]
 
 
-def fails_in_hook(model: nn.Module, x: torch.Tensor) -> None:
+def fails_in_hook(model: Any, x: torch.Tensor) -> None:
     y = model(x)
 
     def fail(_: torch.Tensor) -> None:
@@ -160,7 +162,7 @@ def fails(step: Step, model: nn.Module) -> bool:
     return False
 
 
-def sequential() -> nn.Module:
+def sequential() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(*(each for _ in range(3) for each in (nn.Linear(16, 16), nn.GELU())))
 
