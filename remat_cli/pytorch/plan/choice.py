@@ -141,6 +141,10 @@ class ScheduleSource(ABC):
         """
         return None
 
+    def for_copy(self) -> ScheduleSource:
+        """Return a source for a copy of the model; measurements and kept plans are shared."""
+        return self
+
     def budget_bytes(self, graph: Graph) -> int | None:
         """Return the budget for a graph in bytes, if known before planning."""
         del graph
@@ -295,6 +299,23 @@ def structure_fault(graph: Graph, structure: Mapping[str, str]) -> str | None:
 
 
 @dataclass
+class OwnState:
+    """The budget and the missed memory of one model, whatever sources plan it.
+
+    Attributes:
+        granted: bytes of the largest budget that a share has come to: smaller inputs may use as much as larger ones.
+        missed_bytes: to leave free, as measured steps took them beyond the plan.
+        before_bytes: what that was before it was last raised.
+        standing_bytes: of gradients and buckets that were there when a graph was last captured.
+    """
+
+    granted: int = 0
+    missed_bytes: int = 0
+    before_bytes: int = 0
+    standing_bytes: int = 0
+
+
+@dataclass
 class WithinBudget(ScheduleSource):
     """Plans within a budget, made at each graph's first capture and kept.
 
@@ -314,10 +335,7 @@ class WithinBudget(ScheduleSource):
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
-        missed_bytes: to leave free, as measured steps took them beyond the plan.
-        before_bytes: what that was before it was last raised.
-        standing_bytes: of gradients and buckets that were there when a graph was last captured.
-        granted: bytes of the largest budget that a share has come to: smaller inputs may use as much as larger ones.
+        own: budget and missed memory of the one model that is planned.
 
     Raises:
         UsageError: the folder is a file, or the optimizer's state is unknown.
@@ -339,11 +357,8 @@ class WithinBudget(ScheduleSource):
     former: dict[tuple[str, ...], tuple[int, Mapping[str, Split]]] = field(default_factory=dict)
     bound_by: str = ""
     refused: dict[str, Planning] = field(default_factory=dict)
-    granted: int = 0
     reserve_bytes: int = 0
-    missed_bytes: int = 0
-    before_bytes: int = 0
-    standing_bytes: int = 0
+    own: OwnState = field(default_factory=OwnState)
 
     def __post_init__(self) -> None:
         self.state_bytes()
@@ -377,7 +392,7 @@ class WithinBudget(ScheduleSource):
             return joint, captured
         whole = self.prepared(joint, captured, modules)
         if self.is_share:  # of the step without parts
-            self.granted = max(self.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
+            self.own.granted = max(self.own.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
         cuts = self.best_cuts(whole, joint, captured, modules)
         if not cuts:
             return joint, captured
@@ -532,6 +547,10 @@ class WithinBudget(ScheduleSource):
         source.waiting = self.waiting
         return source
 
+    def for_copy(self) -> WithinBudget:
+        """Return a source with a budget of its own; see `ScheduleSource.for_copy`."""
+        return replace(self, own=OwnState())
+
     def budget_bytes(self, graph: Graph) -> int | None:
         """Return the budget for a graph in bytes.
 
@@ -545,7 +564,7 @@ class WithinBudget(ScheduleSource):
 
     def regrant(self) -> None:
         """Grant later plans a new share."""
-        self.granted = 0
+        self.own.granted = 0
 
     def state_bytes(self) -> int:
         """Return the bytes of the optimizer's state.
@@ -565,20 +584,20 @@ class WithinBudget(ScheduleSource):
         """
         if self.request.budget is None or self.request.budget.smallest:
             return False
-        self.before_bytes = self.missed_bytes
+        self.own.before_bytes = self.own.missed_bytes
         # Gradients that exist by now, but not in that step, were no part of its missing memory.
-        known = min(gradient_bytes, max(0, self.standing(modules) - self.standing_bytes))
-        self.missed_bytes += max(0, missing_bytes - known)
+        known = min(gradient_bytes, max(0, self.standing(modules) - self.own.standing_bytes))
+        self.own.missed_bytes += max(0, missing_bytes - known)
         return True
 
     def release(self) -> None:
         """Take the last reserve back; the second time take all back."""
-        self.missed_bytes, self.before_bytes = self.before_bytes, 0
+        self.own.missed_bytes, self.own.before_bytes = self.own.before_bytes, 0
 
     @property
     def has_reserved(self) -> bool:
         """Whether memory is left free for measured steps."""
-        return self.missed_bytes > 0
+        return self.own.missed_bytes > 0
 
     @property
     def counts_state(self) -> bool:
@@ -588,7 +607,7 @@ class WithinBudget(ScheduleSource):
     @property
     def free_bytes(self) -> int:
         """Bytes that plans leave free."""
-        return self.reserve_bytes + self.missed_bytes
+        return self.reserve_bytes + self.own.missed_bytes
 
     def unmeasured(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
         """Return the graph without the workspace of its kernels."""
@@ -597,8 +616,8 @@ class WithinBudget(ScheduleSource):
     def reading(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Reading:
         """Return the reading of a captured step."""
         used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-        self.standing_bytes = self.standing(modules)
-        resident = unused_bytes(modules, used) + self.state_bytes() + self.standing_bytes + self.free_bytes
+        self.own.standing_bytes = self.standing(modules)
+        resident = unused_bytes(modules, used) + self.state_bytes() + self.own.standing_bytes + self.free_bytes
         optimizer = None if self.optimizer is None else type(self.optimizer).__name__
         return reading_of(joint, captured, _NAME, resident, optimizer)
 
@@ -699,9 +718,9 @@ class WithinBudget(ScheduleSource):
         if not self.is_share:
             return request
         seen = graph
-        if self.missed_bytes:  # memory of steps beyond their plans does not raise the budget
-            seen = replace(graph, resident_bytes=graph.resident_bytes - self.missed_bytes)
-        return request.at(max(request.budget_bytes(seen) or 0, self.granted))
+        if self.own.missed_bytes:  # memory of steps beyond their plans does not raise the budget
+            seen = replace(graph, resident_bytes=graph.resident_bytes - self.own.missed_bytes)
+        return request.at(max(request.budget_bytes(seen) or 0, self.own.granted))
 
     @property
     def is_share(self) -> bool:
@@ -711,7 +730,7 @@ class WithinBudget(ScheduleSource):
     def granting(self, planned: GraphRecord) -> GraphRecord:
         """Let other sizes use as much memory as this plan, where the budget is a share."""
         if self.is_share:
-            self.granted = max(self.granted, planned.budget_bytes or 0)
+            self.own.granted = max(self.own.granted, planned.budget_bytes or 0)
         return planned
 
     def carried(self, there: GraphRecord, graph: ResizedGraph) -> GraphRecord | None:
@@ -727,9 +746,9 @@ class WithinBudget(ScheduleSource):
         budget = self.request.budget
         assert budget is not None
         activations = graph.activations if budget.of_activations else Activations(0, 0)
-        other_bytes = max(0, activations.other_bytes - self.missed_bytes)
-        share = budget.bytes_of(graph.plain_peak_bytes - self.missed_bytes, other_bytes, activations.bytes)
-        return max(share, self.granted)
+        other_bytes = max(0, activations.other_bytes - self.own.missed_bytes)
+        share = budget.bytes_of(graph.plain_peak_bytes - self.own.missed_bytes, other_bytes, activations.bytes)
+        return max(share, self.own.granted)
 
     def keep(self, path: Path | None, content: bytes) -> None:
         """Leave a file in the folder, as a whole at once; where that cannot be, say so and go on."""

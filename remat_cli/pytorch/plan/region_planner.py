@@ -12,6 +12,7 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Values
+from remat_cli.pytorch.plan.choice import OwnState
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
@@ -124,7 +125,7 @@ class RegionPlanner:
 
     def _graphs(self, joint: Joint, captured: Captured) -> RegionGraphs:
         """Return the graphs of a region alone."""
-        alone = replace(self._request.source, optimizer=None, reserve_bytes=0, missed_bytes=0, plans={})
+        alone = replace(self._request.source, optimizer=None, reserve_bytes=0, own=OwnState(), plans={})
         return RegionGraphs(alone, joint, captured)
 
     def _gradients(self, call: RegionCall) -> OutputGradients:

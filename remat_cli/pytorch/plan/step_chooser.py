@@ -46,7 +46,7 @@ class StepChooser:
             self._choose_given(plan, self._request.given)
             return
         reserved = self._request.source.reserve_bytes
-        (free,) = self._request.ranks.most(reserved + self._request.source.missed_bytes)
+        (free,) = self._request.ranks.most(reserved + self._request.source.own.missed_bytes)
         budget = self._budget_bytes(plan, reserved)
         if plan.is_common:
             budget = -self._request.ranks.most(-budget)[0]  # the smallest of all ranks
@@ -201,5 +201,5 @@ class StepChooser:
             return plan.step.least(free)
         plain = step.judged(plan.plain, free).peak_bytes
         share = asked.share * (plain - step.always) + step.always if asked.of_activations else asked.share * plain
-        self._request.source.granted = max(self._request.source.granted, int(share))
-        return self._request.source.granted
+        self._request.source.own.granted = max(self._request.source.own.granted, int(share))
+        return self._request.source.own.granted

@@ -51,8 +51,11 @@ class Attached:
         copy = memo.get(id(module))
         if module is None or not isinstance(copy, nn.Module):  # a copy without its module
             return None
-        call = PlannedCall(copy, self.call.source, self.call.record.budget, fused=self.call.fused)
-        call.fallback = self.call.fallback
+        former = self.call
+        call = PlannedCall(
+            copy, former.source.for_copy(), former.record.budget, fused=former.fused, strict=former.strict
+        )
+        call.fallback = former.fallback
         set_call_instead(copy, call)
         # The copy has no parameters of its own yet: they are only in the memo.
         copies = (memo.get(id(parameter)) for parameter in module.parameters())
@@ -82,12 +85,6 @@ def detach(module: nn.Module) -> None:
     forward = module.__dict__.get("forward")
     if isinstance(forward, partial) and forward.args == (module,):
         del module.__dict__["forward"]
-
-
-def attached_call(module: nn.Module) -> PlannedCall:
-    """Return the call that runs a planned module."""
-    attached: Attached = module.__dict__[_NAME]
-    return attached.call
 
 
 def attached_record(module: nn.Module) -> PlanRecord | None:

@@ -88,7 +88,7 @@ class PlannedCall:
         self.function = callable_of(model)
         self.source = source
         self.record = PlanRecord(budget)
-        self.fallback: Callable[[nn.Module, GraphError], Callable[[], None]] | None = None
+        self.fallback: Callable[[PlannedCall, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # a call without data
         self._before: ModelState | None = None  # state before a trial
@@ -137,7 +137,7 @@ class PlannedCall:
         except GraphError as refusal:
             if self.fallback is None or self.module is None or self.record.graphs:
                 raise
-            back = self.fallback(self.module, refusal)
+            back = self.fallback(self, refusal)
             if isinstance(refusal, _SizedByData):
                 return self._by_blocks_or_whole(self.module, back, args, kwargs)
             return self.module(*args, **kwargs)

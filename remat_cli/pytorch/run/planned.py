@@ -146,7 +146,7 @@ def planned(
         return model
     call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
     if regions == "auto" and isinstance(source, WithinBudget):
-        call.fallback = partial(plan_blocks, source, str(budget), fused, strict)
+        call.fallback = plan_blocks
     if isinstance(within, nn.Module):
         attach(within, call)
         return model

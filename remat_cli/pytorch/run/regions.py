@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -42,8 +41,8 @@ from remat_cli.pytorch.plan.rehearsal import checkpointed, named_call
 from remat_cli.pytorch.plan.sized_region import RegionHooks
 from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.pytorch.plan.step_plans import StepPlans
-from remat_cli.pytorch.run.attached import attach, attached_call, detach
-from remat_cli.pytorch.run.call import check_not_sharded
+from remat_cli.pytorch.run.attached import attach, detach
+from remat_cli.pytorch.run.call import PlannedCall, check_not_sharded
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.modules import call_instead, own_call, set_call_instead
 
@@ -77,24 +76,41 @@ class AttachedRegions:
     def __init__(self, call: RegionsCall) -> None:
         self.call = call
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Let a copy of the model run by plans of its own.
-
-        The plans begin with the copy's first call.
-        """
-        copied = memo.get(id(self.call.request.module))
-        if isinstance(copied, nn.Module):
-            set_call_instead(copied, partial(_first_call, copied, self.call.request, self.call.record.budget))
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FirstCall | None:
+        """Let a copy of the model run by plans of its own."""
+        return _FirstCall.of_copy(self.call.request, self.call.record.budget, memo, self.call.request.module)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """Leave the plans out of pickles: loaded modules get new plans."""
         return type(None), ()
 
 
-def _first_call(model: nn.Module, former: RegionRequest, budget: str, *args: Any, **kwargs: Any) -> Any:
-    options = {"fused": former.fused, "strict": former.strict}
-    attach_regions(model, tuple(former.regions), former.asked, budget, **options, given=former.given)
-    return model(*args, **kwargs)
+class _FirstCall:
+    """The attribute of a copy, whose parts are not there yet: its first call plans it."""
+
+    def __init__(self, model: nn.Module, former: RegionRequest, budget: str) -> None:
+        self._model, self._former, self._budget = model, former, budget
+        set_call_instead(model, self)
+
+    @classmethod
+    def of_copy(
+        cls, former: RegionRequest, budget: str, memo: dict[int, Any], original: nn.Module
+    ) -> _FirstCall | None:
+        copied = memo.get(id(original))
+        return cls(copied, former, budget) if isinstance(copied, nn.Module) else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        former = self._former
+        options = {"fused": former.fused, "strict": former.strict}
+        source = former.asked.for_copy()
+        attach_regions(self._model, tuple(former.regions), source, self._budget, **options, given=former.given)
+        return self._model(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FirstCall | None:
+        return self.of_copy(self._former, self._budget, memo, self._model)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return type(None), ()
 
 
 def attach_regions(
@@ -131,17 +147,11 @@ def attach_regions(
     model.__dict__[_NAME] = AttachedRegions(call)
 
 
-def plan_blocks(
-    source: WithinBudget, budget: str, fused: bool, strict: bool, model: nn.Module, refusal: GraphError
-) -> Callable[[], None]:
+def plan_blocks(whole: PlannedCall, refusal: GraphError) -> Callable[[], None]:
     """Plan a model's repeated blocks, as the whole cannot be captured.
 
     Args:
-        source: source of plans, with the request and other memory.
-        budget: budget, as the user gave it.
-        fused: run inductor's kernels.
-        strict: refuse a later step without plans that fit.
-        model: the model, planned as a whole, which is changed.
+        whole: the call of the model, planned as a whole; the model is changed.
         refusal: error of the failed capture.
 
     Returns:
@@ -150,13 +160,15 @@ def plan_blocks(
     Raises:
         GraphError: `refusal`, if the model has no repeated blocks.
     """
+    model, source = whole.module, whole.source
+    assert model is not None
+    assert isinstance(source, WithinBudget)
     blocks = repeated_blocks(model)
     if not blocks:
         raise refusal
-    whole = attached_call(model)
     detach(model)
     paths = [*chain.from_iterable(blocks.values())]
-    attach_regions(model, paths, source, budget, fused=fused, strict=strict)
+    attach_regions(model, paths, source, whole.record.budget, fused=whole.fused, strict=whole.strict)
     named = ", ".join(f"{path}.*" for path in blocks)
     notify(
         logging.WARNING,

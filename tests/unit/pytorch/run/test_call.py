@@ -120,6 +120,21 @@ def test_copy_of_a_planned_module_runs_by_plans_of_its_own(called_before: bool) 
         backward(twin.forward(batch()))
 
 
+@pytest.mark.parametrize("regions", ["auto", "layers.*"])
+def test_copies_have_a_budget_of_their_own_and_are_as_strict(regions: str) -> None:
+    model = planned(MLP(depth=4), budget="100%", regions=regions, strict=True)
+    twin = copy.deepcopy(model)
+    of_twin = copy.deepcopy(twin)
+    granted = []
+    for rows, each in ((64, model), (512, of_twin), (256, twin), (64, model)):
+        backward(each(torch.randn(rows, 16)))
+        call: Any = each._compiled_call_impl
+        holding = call._holding if regions == "auto" else call._plans._holding
+        assert holding.strict
+        granted.append(holding.source.own.granted)
+    assert granted[0] == granted[3] < granted[2] < granted[1]
+
+
 def test_copy_of_a_model_with_fused_kernels_is_fused() -> None:
     copied: Any = copy.deepcopy(planned(MLP(), budget="100%", fused=True))._compiled_call_impl
     assert copied.fused
