@@ -51,11 +51,9 @@ from remat_cli.units import exact_bytes, format_bytes, format_count, format_time
 _log = logging.getLogger("remat")
 
 _NAME = "the captured step"
-# Seconds of planning by default, for graphs of up to so many ops; more for larger ones.
+# Seconds of planning by default, for graphs of up to so many ops; more for larger ones. Each plan that a search for the
+# smallest budget asks for has them, too: with less, that search ends above budgets at which a request finds a plan.
 _SECONDS, _OPS = 3.0, 500
-# A search for the smallest budget asks for many plans. Of a GPT of 419 ops it takes 6 s with this share of the time for
-# each, and its peak is 0.9 % above what 19 s find.
-_SHARE_OF_EACH = 0.1
 # Device profiles by torch's name of the device; other devices have the generic profile.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
@@ -712,8 +710,6 @@ class WithinBudget(ScheduleSource):
         request, chosen = self.request, self.request.chosen
         if chosen.has("time_limit") and "time_limit" not in chosen.options:
             seconds = min(chosen.all_options()["time_limit"], _SECONDS * max(1.0, len(graph.ops) / _OPS))
-            if request.budget is not None and request.budget.smallest:
-                seconds *= _SHARE_OF_EACH
             request = replace(request, planner=chosen.with_options({"time_limit": seconds}))
         if not self.is_share:
             return request

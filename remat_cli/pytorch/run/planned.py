@@ -62,16 +62,16 @@ def planned(
             arguments or not. Of a `DistributedDataParallel`, the module in it is planned.
         schedule: a file for this model and these sizes, which `remat plan FILE.py:NAME` has written; or, by blocks,
             `plan_of(model).save(...)`.
-        budget: instead of a schedule: total device memory, as "8GB", "80%" (of the plain run's peak), "min", or in
-            bytes. It is planned when a graph is first captured. Where sizes differ between calls, a plan is carried
-            over to other sizes at which the judge finds that it fits, and one is made where none fits; a share is one
-            of the largest plain peak so far. It counts parameters, buffers, inputs, gradients and activations, and the
-            optimizer's state if that is named.
+        budget: instead of a schedule: total device memory, as "8GB", "80%" (of the plain run's peak), "60% of
+            activations", "min", or in bytes. It is planned when a graph is first captured. Where sizes differ between
+            calls, a plan is carried over to other sizes at which the judge finds that it fits, and one is made where
+            none fits; a share is one of the largest plain peak so far. It counts parameters, buffers, inputs, gradients
+            and activations, and the optimizer's state if that is named.
         optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
         accumulate: gradients are in memory before the step, which adds to them.
         planner: which planner makes the plan.
-        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more, and
-            a tenth of that for each plan that a search for "min" asks for.
+        options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more; a
+            search for "min" asks for many plans.
         device: device profile that gives ops their times, such as "h100". By default each kernel is run twice before
             anything is planned, for its time and its workspace; with a profile, for its workspace.
         measurements: a file that `remat measure` has written for these sizes, to be used instead.

@@ -19,8 +19,10 @@ from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import choice
 from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.waiting import MEASURING
+from remat_cli.pytorch.run.planned import source_within
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import parse_budget
+from tests.graphs import training_chain
 from tests.torch_steps import MLP
 
 BATCH = torch.ones(64, 16)
@@ -245,3 +247,13 @@ def test_a_larger_budget_is_told_in_activations_where_these_are_the_smaller_part
     peak: int, other: int, activations: int, share: str
 ) -> None:
     assert larger_share(peak, other, activations) == share
+
+
+@pytest.mark.parametrize("options", [{}, {"time_limit": 1.5}], ids=str)
+def test_each_plan_that_min_asks_for_has_as_long_as_a_request(options: dict[str, float]) -> None:
+    """With less, the smallest budget that is found is above budgets at which a request finds a plan."""
+    limits = [
+        source_within(budget, options=options).request_for(training_chain(8)).chosen.all_options()["time_limit"]
+        for budget in ("min", "50%")
+    ]
+    assert limits == [options.get("time_limit", 3.0)] * 2
