@@ -188,8 +188,11 @@ class LiveOnCuda:
 class _EveryOp(TorchDispatchMode):
     """Shows the results of ops.
 
-    The mode stays entered while the user's code runs.
+    The mode stays entered while the user's code runs. Ops within one of higher order, such as `torch.cond`, count as
+    its workspace.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, see: Callable[[object], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

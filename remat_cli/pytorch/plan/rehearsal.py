@@ -109,6 +109,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lasting: inputs that outlived their region's forward pass: names of calls, and places.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, *, moves: bool = False, staying: Set[tuple[str, int]] = frozenset()) -> None:
         """Begin before the step.
 

@@ -92,6 +92,55 @@ def test_recurrent_layers_keep_the_dropout_between_them(kind: Callable[..., nn.M
         torch.testing.assert_close(found, expected)
 
 
+@torch.library.custom_op("remat_tests::double_", mutates_args=("x",))
+def double_(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+class Doubled(MLP):
+    """Calls an op of the user's own that changes what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.tanh().detach()
+        double_(y)
+        return super().forward(x + y)
+
+
+class Conditional(MLP):
+    """Chooses between two functions by data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("kind", [Doubled, Conditional])
+def test_ops_of_higher_order_run_as_planned(kind: type[nn.Module]) -> None:
+    twin, model = twins(kind)
+    _, other = twins(kind)
+    planned(other, budget="100%")
+    x = torch.randn(4, 16)
+    for call in (twin, other, again(model)):
+        for _ in range(2):  # the second step is looked at from its beginning
+            torch.autograd.backward(call(x))
+    assert same(gradients(other), gradients(twin))
+    assert same(gradients(model), gradients(twin))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_ops_of_higher_order_run_between_a_planned_call_and_its_backward_pass() -> None:
+    twin, model = twins(lambda: nn.Linear(4, 4))
+    planned(model, budget="100%")
+    for each in (twin, model):
+        for _ in range(2):
+            y = each(torch.ones(3, 4))
+            torch.autograd.backward(torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)).sum())
+    assert same(gradients(model), gradients(twin))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("p", [0.1, 0.15, 1.0])
 def test_dropout_has_eagers_bits(p: float, dtype: torch.dtype) -> None:
