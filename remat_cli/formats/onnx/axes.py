@@ -5,7 +5,7 @@ An op without a rule works on no rows: every result depends on all that it reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,9 +18,12 @@ from remat_cli.splitting import SUM, Axis, Part
 if TYPE_CHECKING:
     import onnx
 
-Shape = tuple[int, ...]
 # From this operator set on, Softmax and its kin work along one axis, and not along all from it on.
 _ONE_AXIS = 13
+# Before this operator set, attributes say how operands are broadcast, and dropout and batch norm train by default.
+_NUMPY_BROADCASTING = 7
+# From this operator set on, Resize may get a region to crop before its scales.
+_CROPPING_RESIZE = 11
 
 
 def axes_of(node: onnx.NodeProto, values: Values, opset: int) -> tuple[Axis, ...]:
@@ -33,9 +36,23 @@ def axes_of(node: onnx.NodeProto, values: Values, opset: int) -> tuple[Axis, ...
     """
     rule = _RULES.get(full_type(node))
     operands = _Operands(node, values, opset)
-    if rule is None or operands.has_unknown or node.output[0] == "":
+    if rule is None or opset < _NUMPY_BROADCASTING or node.output[0] == "" or not operands.have_shapes:
         return ()
-    return tuple(axis for axis in rule(operands) if axis.rows > 1)
+    axes = (operands.axis_of(rows) for rows in rule(operands))
+    return tuple(axis for axis in axes if axis is not None and axis.rows > 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a rule says: which dimensions follow each other, by place among operands and results, never by size.
+
+    Attributes:
+        reads: for operands that may have the rows, the dimension; a negative one is none.
+        makes: for each result, the dimension that has the rows, or `SUM`.
+    """
+
+    reads: Mapping[int, Part]
+    makes: Mapping[int, Part | None]
 
 
 @dataclass(frozen=True)
@@ -47,204 +64,210 @@ class _Operands:
     opset: int
 
     @property
-    def has_unknown(self) -> bool:
+    def have_shapes(self) -> bool:
+        """Whether all shapes are known, and no result is empty."""
         named = (name for name in (*self.node.input, *self.node.output) if name)
-        return any(self.values[name].type.shape is None for name in named)
+        known = all(self.values[name].type.shape is not None for name in named)
+        return known and all(0 not in self.shape(name) for name in self.node.output if name)
 
-    def shape(self, name: str) -> Shape:
+    def axis_of(self, rows: _Rows) -> Axis | None:
+        """Return rows as an axis of values; None where a value would have two roles, or sizes differ.
+
+        An operand that is broadcast along the rows, as it has no such dimension or one entry of it, is read whole.
+        """
+        made = {self.node.output[place]: part for place, part in rows.makes.items()}
+        counts = [self._entries(name, part) // part.unit for name, part in made.items() if part is not None]
+        counts += [self._entries(self.given(place), part) // part.unit for place, part in rows.reads.items()]
+        count = max(counts)
+        roles: dict[str, set[Part | None]] = {}
+        for place, name in enumerate(self.node.input):
+            part = rows.reads.get(place)
+            is_whole = part is None or self._entries(name, part) <= 1
+            roles.setdefault(name, set()).add(None if is_whole else part)
+        reads = {name: part for name, parts in roles.items() for part in parts if part is not None}
+        cut = [*reads.items(), *((name, part) for name, part in made.items() if part is not None)]
+        agree = all(len(parts) == 1 for parts in roles.values())
+        agree &= all(self._entries(name, part) == count * part.unit for name, part in cut)
+        return Axis(count, reads, made) if agree and reads else None
+
+    def _entries(self, name: str, part: Part) -> int:
+        return self.shape(name)[part.dim] if part.dim >= 0 else 0
+
+    def shape(self, name: str) -> tuple[int, ...]:
         shape = self.values[name].type.shape
         assert shape is not None
         return shape
 
     @property
-    def first(self) -> str:
-        return str(self.node.input[0])
+    def first(self) -> tuple[int, ...]:
+        """Shape of the first operand."""
+        return self.shape(self.node.input[0])
 
     @property
-    def result(self) -> str:
-        return str(self.node.output[0])
+    def result(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        return self.shape(self.node.output[0])
 
     @property
-    def results(self) -> list[str]:
-        return [name for name in self.node.output if name]
+    def results(self) -> list[int]:
+        """Places of the results that are there."""
+        return [place for place, name in enumerate(self.node.output) if name]
 
     def given(self, place: int) -> str:
         """Return the name of an input; empty where it is absent."""
         return self.node.input[place] if place < len(self.node.input) else ""
 
-    def numbers(self, place: int) -> list[int] | None:
-        """Return the elements of an input of whole numbers; None where they are not known."""
+    def numbers(self, place: int) -> list[float] | None:
+        """Return the elements of an input; None where they are not known."""
         name = self.given(place)
         data = self.values[name].data if name else None
-        return None if data is None else [int(value) for value in data.reshape(-1)]
+        return None if data is None else data.reshape(-1).tolist()
 
     def integers(self, name: str, place: int) -> list[int] | None:
         """Return whole numbers that are an attribute or, in later operator sets, an input; None if they are unknown."""
         if attribute_of(self.node, name) is not None:
             return list(integers_attribute(self.node, name))
-        return self.numbers(place) if self.given(place) else []
+        numbers = self.numbers(place) if self.given(place) else []
+        return None if numbers is None else [int(number) for number in numbers]
 
     def axis(self, default: int) -> int:
         axis = integer_attribute(self.node, "axis", default)
-        return axis + len(self.shape(self.first)) if axis < 0 else axis
+        return axis + len(self.first) if axis < 0 else axis
+
+    def aligned(self, dim: int, places: Iterable[int]) -> dict[int, Part]:
+        """Return the dimension of each operand that is broadcast to this dimension of the result."""
+        there = [place for place in places if self.given(place)]
+        return {place: Part(dim - len(self.result) + len(self.shape(self.given(place)))) for place in there}
 
 
-def _same(operands: _Operands, dims: Sequence[int]) -> Iterator[Axis]:
-    """Yield rows along dimensions that the first input and all results have alike."""
-    shape = operands.shape(operands.first)
+def _aligned(operands: _Operands, dims: Iterable[int], places: Iterable[int] = (0,)) -> Iterator[_Rows]:
+    """Yield dimensions of all results, to which the operands at these places are broadcast."""
     for dim in dims:
-        makes = {name: Part(dim) for name in operands.results}
-        if all(dim < len(operands.shape(name)) and operands.shape(name)[dim] == shape[dim] for name in makes):
-            yield Axis(shape[dim], {operands.first: Part(dim)}, makes)
+        yield _Rows(operands.aligned(dim, places), dict.fromkeys(operands.results, Part(dim)))
 
 
-def _elementwise(operands: _Operands) -> Iterator[Axis]:
-    """Yield rows along each dimension of the result; operands are broadcast."""
-    yield from _broadcast(operands, operands.shape(operands.result), [name for name in operands.node.input if name])
+def _elementwise(operands: _Operands) -> Iterator[_Rows]:
+    """Yield each dimension of the result."""
+    yield from _aligned(operands, range(len(operands.result)), range(len(operands.node.input)))
 
 
-def _broadcast(operands: _Operands, shape: Shape, names: Sequence[str], trailing: int = 0) -> Iterator[Axis]:
-    """Yield rows along dimensions of a result, to which operands are broadcast, but for some trailing dimensions."""
-    rank = len(shape)
-    for dim in range(rank - trailing):
-        reads = {}
-        for name in dict.fromkeys(names):
-            of = operands.shape(name)
-            own = dim - rank + len(of)
-            if own >= 0 and of[own] == shape[dim]:
-                reads[name] = Part(own)
-        if reads:
-            yield Axis(shape[dim], reads, {name: Part(dim) for name in operands.results})
-
-
-def _batch(operands: _Operands) -> Iterator[Axis]:
+def _batch(operands: _Operands) -> Iterator[_Rows]:
     """Yield the first dimension."""
-    yield from _same(operands, [0])
+    yield from _aligned(operands, [0])
 
 
-def _fused_convolution(operands: _Operands) -> Iterator[Axis]:
+def _fused_convolution(operands: _Operands) -> Iterator[_Rows]:
     """Yield the batch of a convolution, to whose result another tensor may be added."""
-    added = operands.given(3)
-    for axis in _same(operands, [0]):
-        yield Axis(axis.rows, {**axis.reads, **({added: Part(0)} if added else {})}, axis.makes)
+    yield from _aligned(operands, [0], [0, 3])
 
 
-def _pooled(operands: _Operands) -> Iterator[Axis]:
+def _pooled(operands: _Operands) -> Iterator[_Rows]:
     """Yield batch and channels; indices of maxima count through the whole tensor, so they forbid both."""
     if len(operands.results) == 1:
-        yield from _same(operands, [0, 1])
+        yield from _aligned(operands, [0, 1])
 
 
-def _normalised_by_channel(operands: _Operands) -> Iterator[Axis]:
+def _normalised_by_channel(operands: _Operands) -> Iterator[_Rows]:
     """Yield all dimensions but that of the channels; with statistics among the results, none."""
     if len(operands.results) == 1 and not integer_attribute(operands.node, "training_mode", 0):
-        yield from _same(operands, [dim for dim in range(len(operands.shape(operands.first))) if dim != 1])
+        # of old operator sets, statistics may be those of each element of a sample
+        dims = range(len(operands.first)) if integer_attribute(operands.node, "spatial", 1) else [0]
+        yield from _aligned(operands, [dim for dim in dims if dim != 1])
 
 
-def _before_axis(operands: _Operands) -> Iterator[Axis]:
-    """Yield the dimensions before the axis from which on an op normalises."""
-    yield from _same(operands, range(operands.axis(-1)))
+def _before_axis(operands: _Operands) -> Iterator[_Rows]:
+    """Yield the dimensions before the axis from which on an op normalises; scale and shift are broadcast."""
+    yield from _aligned(operands, range(operands.axis(-1)), range(3))
 
 
-def _before_last(operands: _Operands) -> Iterator[Axis]:
-    """Yield all dimensions but the last, with a skip connection of the same shape."""
-    shape = operands.shape(operands.first)
-    others = [name for name in operands.node.input[:2] if operands.shape(name) == shape]
-    for axis in _same(operands, range(len(shape) - 1)):
-        part = axis.reads[operands.first]
-        yield Axis(axis.rows, dict.fromkeys(others, part), axis.makes)
+def _before_last(operands: _Operands) -> Iterator[_Rows]:
+    """Yield all dimensions but the last; a skip connection is broadcast."""
+    yield from _aligned(operands, range(len(operands.first) - 1), range(2))
 
 
-def _beside_axis(default: int) -> Callable[[_Operands], Iterator[Axis]]:
+def _beside_axis(default: int) -> Callable[[_Operands], Iterator[_Rows]]:
     """Return the rule of ops that look along one axis."""
 
-    def rule(operands: _Operands) -> Iterator[Axis]:
-        rank, axis = len(operands.shape(operands.first)), operands.axis(default)
-        yield from _same(operands, [dim for dim in range(rank) if dim != axis])
+    def rule(operands: _Operands) -> Iterator[_Rows]:
+        axis = operands.axis(default)
+        yield from _aligned(operands, [dim for dim in range(len(operands.first)) if dim != axis])
 
     return rule
 
 
-def _dropped(operands: _Operands) -> Iterator[Axis]:
+def _dropped(operands: _Operands) -> Iterator[_Rows]:
     """Yield all dimensions of a dropout that drops nothing."""
     if not operands.given(2):
-        yield from _same(operands, range(len(operands.shape(operands.first))))
+        yield from _aligned(operands, range(len(operands.first)))
 
 
-def _softmax(operands: _Operands) -> Iterator[Axis]:
+def _softmax(operands: _Operands) -> Iterator[_Rows]:
     if operands.opset >= _ONE_AXIS:
         yield from _beside_axis(-1)(operands)
     else:
-        yield from _same(operands, range(operands.axis(1)))
+        yield from _aligned(operands, range(operands.axis(1)))
 
 
-def _gemm(operands: _Operands) -> Iterator[Axis]:
-    (left, right), result = operands.node.input[:2], operands.result
-    rows, columns = operands.shape(result)
-    added = operands.given(2)
-    of_added = operands.shape(added) if added else ()
-
-    def with_added(reads: dict[str, Part], from_end: int, size: int) -> dict[str, Part]:
-        if len(of_added) >= from_end and of_added[-from_end] == size:
-            reads[added] = Part(len(of_added) - from_end)
-        return reads
-
-    if len({left, right, added}) == 3:  # else one value has two roles
-        part = Part(integer_attribute(operands.node, "transA", 0))
-        yield Axis(rows, with_added({left: part}, 2, rows), {result: Part(0)})
-        part = Part(1 - integer_attribute(operands.node, "transB", 0))
-        yield Axis(columns, with_added({right: part}, 1, columns), {result: Part(1)})
+def _gemm(operands: _Operands) -> Iterator[_Rows]:
+    """Yield rows and columns of the product; what is added is broadcast."""
+    left = Part(integer_attribute(operands.node, "transA", 0))
+    right = Part(1 - integer_attribute(operands.node, "transB", 0))
+    for dim, part in enumerate((left, right)):
+        yield _Rows({dim: part, **operands.aligned(dim, [2])}, {0: Part(dim)})
 
 
-def _matmul(operands: _Operands) -> Iterator[Axis]:
-    left, right = operands.node.input
-    result = operands.result
-    of_left, of_right, shape = (operands.shape(name) for name in (left, right, result))
-    if left == right or min(len(of_left), len(of_right)) < 2:  # vectors
+def _matmul(operands: _Operands) -> Iterator[_Rows]:
+    left, right, rank = (len(operands.shape(name)) for name in (*operands.node.input[:2], operands.node.output[0]))
+    if min(left, right) < 2:  # vectors
         return
-    yield from _broadcast(operands, shape, [left, right], trailing=2)
-    rank = len(shape)
-    yield Axis(shape[-2], {left: Part(len(of_left) - 2)}, {result: Part(rank - 2)})
-    yield Axis(shape[-1], {right: Part(len(of_right) - 1)}, {result: Part(rank - 1)})
-    yield Axis(of_left[-1], {left: Part(len(of_left) - 1), right: Part(len(of_right) - 2)}, {result: SUM})
+    yield from _aligned(operands, range(rank - 2), range(2))
+    yield _Rows({0: Part(left - 2)}, {0: Part(rank - 2)})
+    yield _Rows({1: Part(right - 1)}, {0: Part(rank - 1)})
+    yield _Rows({0: Part(left - 1), 1: Part(right - 2)}, {0: SUM})
 
 
-def _fused_matmul(operands: _Operands) -> Iterator[Axis]:
+def _fused_matmul(operands: _Operands) -> Iterator[_Rows]:
     """Yield what a product has that is only scaled: one that is transposed, too, has no rule."""
     if not any(integer_attribute(operands.node, f"trans{what}", 0) for what in ("A", "B", "BatchA", "BatchB")):
         yield from _matmul(operands)
 
 
-def _reduced(operands: _Operands) -> Iterator[Axis]:
+def _kept(operands: _Operands, gone: Collection[int]) -> Iterator[_Rows]:
+    """Yield the dimensions along which an op does not reduce."""
+    keeps = integer_attribute(operands.node, "keepdims", 1)
+    kept = [dim for dim in range(len(operands.first)) if dim not in gone]
+    for place, dim in enumerate(kept):
+        yield _Rows({0: Part(dim)}, {0: Part(dim if keeps else place)})
+
+
+def _reduced(operands: _Operands) -> Iterator[_Rows]:
     """Yield the dimensions that are kept, and of a sum those that are not."""
-    shape, axes = operands.shape(operands.first), operands.integers("axes", 1)
+    rank, axes = len(operands.first), operands.integers("axes", 1)
     if axes is None:
         return
-    rank = len(shape)
     gone = {axis % rank for axis in axes} if rank else set()
-    if not gone:
-        gone = set() if integer_attribute(operands.node, "noop_with_empty_axes", 0) else set(range(rank))
-    kept = [dim for dim in range(rank) if dim not in gone]
-    keeps = integer_attribute(operands.node, "keepdims", 1)
-    for place, dim in enumerate(kept):
-        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(dim if keeps else place)})
+    if not gone and not integer_attribute(operands.node, "noop_with_empty_axes", 0):
+        gone = set(range(rank))
+    yield from _kept(operands, gone)
     if operands.node.op_type == "ReduceSum":
-        for dim in sorted(gone):
-            yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: SUM})
+        yield from (_Rows({0: Part(dim)}, {0: SUM}) for dim in sorted(gone))
 
 
-def _transposed(operands: _Operands) -> Iterator[Axis]:
-    shape = operands.shape(operands.first)
-    order = integers_attribute(operands.node, "perm") or tuple(reversed(range(len(shape))))
+def _places_of_extremes(operands: _Operands) -> Iterator[_Rows]:
+    yield from _kept(operands, {operands.axis(0)})
+
+
+def _transposed(operands: _Operands) -> Iterator[_Rows]:
+    order = integers_attribute(operands.node, "perm") or tuple(reversed(range(len(operands.first))))
     for result_dim, dim in enumerate(order):
-        yield Axis(shape[dim], {operands.first: Part(dim)}, {operands.result: Part(result_dim)})
+        yield _Rows({0: Part(dim)}, {0: Part(result_dim)})
 
 
-def _reshaped(operands: _Operands) -> Iterator[Axis]:
+def _reshaped(operands: _Operands) -> Iterator[_Rows]:
     """Yield dimensions that begin at the same place among the elements, of which one is a multiple of the other."""
     if operands.node.op_type == "Reshape" and operands.numbers(1) is None:
         return
-    given, result = operands.shape(operands.first), operands.shape(operands.result)
+    given, result = operands.first, operands.result
     begins = {prod(result[:dim]): dim for dim in reversed(range(len(result))) if result[dim] > 1}
     for dim, size in enumerate(given):
         other = begins.get(prod(given[:dim]))
@@ -252,67 +275,64 @@ def _reshaped(operands: _Operands) -> Iterator[Axis]:
             continue
         rows = min(size, result[other])
         if size % rows == 0 and result[other] % rows == 0:
-            parts = Part(dim, size // rows), Part(other, result[other] // rows)
-            yield Axis(rows, {operands.first: parts[0]}, {operands.result: parts[1]})
+            yield _Rows({0: Part(dim, size // rows)}, {0: Part(other, result[other] // rows)})
 
 
-def _expanded(operands: _Operands) -> Iterator[Axis]:
+def _expanded(operands: _Operands) -> Iterator[_Rows]:
     if operands.numbers(1) is not None:
-        yield from _broadcast(operands, operands.shape(operands.result), [operands.first])
+        yield from _aligned(operands, range(len(operands.result)))
 
 
-def _joined(operands: _Operands) -> Iterator[Axis]:
-    shape, axis = operands.shape(operands.result), operands.axis(0)
-    names = dict.fromkeys(operands.node.input)
-    for dim, size in enumerate(shape):
-        if dim != axis:
-            yield Axis(size, {name: Part(dim) for name in names}, {operands.result: Part(dim)})
+def _joined(operands: _Operands) -> Iterator[_Rows]:
+    dims, axis = range(len(operands.result)), operands.axis(0)
+    yield from _aligned(operands, [dim for dim in dims if dim != axis], range(len(operands.node.input)))
 
 
-def _unsliced(operands: _Operands) -> Iterator[Axis]:
+def _unsliced(operands: _Operands) -> Iterator[_Rows]:
     """Yield dimensions that are not sliced."""
-    shape = operands.shape(operands.first)
-    axes = operands.integers("axes", 3)
+    rank, axes = len(operands.first), operands.integers("axes", 3)
     starts = operands.integers("starts", 1)
     if axes is None or starts is None:
         return
-    sliced = {axis % len(shape) for axis in axes} if axes else set(range(len(starts)))
-    yield from _same(operands, [dim for dim in range(len(shape)) if dim not in sliced])
+    sliced = {axis % rank for axis in axes} if axes else set(range(len(starts)))
+    yield from _aligned(operands, [dim for dim in range(rank) if dim not in sliced])
 
 
-def _gathered(operands: _Operands) -> Iterator[Axis]:
-    data, indices = operands.node.input
-    if data == indices:
-        return
-    of_data, of_indices, axis = operands.shape(data), operands.shape(indices), operands.axis(0)
-    for dim, size in enumerate(of_indices):
-        yield Axis(size, {indices: Part(dim)}, {operands.result: Part(axis + dim)})
-    for dim, size in enumerate(of_data):
+def _gathered(operands: _Operands) -> Iterator[_Rows]:
+    axis, indices = operands.axis(0), len(operands.shape(operands.given(1)))
+    for dim in range(indices):
+        yield _Rows({1: Part(dim)}, {0: Part(axis + dim)})
+    for dim in range(len(operands.first)):
         if dim != axis:
-            result_dim = dim if dim < axis else dim + len(of_indices) - 1
-            yield Axis(size, {data: Part(dim)}, {operands.result: Part(result_dim)})
+            yield _Rows({0: Part(dim)}, {0: Part(dim if dim < axis else dim + indices - 1)})
 
 
-def _padded(operands: _Operands) -> Iterator[Axis]:
-    rank, pads = len(operands.shape(operands.first)), operands.integers("pads", 1)
+def _padded(operands: _Operands) -> Iterator[_Rows]:
+    rank, pads = len(operands.first), operands.integers("pads", 1)
     if pads is not None and len(pads) == 2 * rank and not operands.given(3):
-        yield from _same(operands, [dim for dim in range(rank) if not pads[dim] and not pads[dim + rank]])
+        yield from _aligned(operands, [dim for dim in range(rank) if not pads[dim] and not pads[dim + rank]])
 
 
-def _resized(operands: _Operands) -> Iterator[Axis]:
-    """Yield batch and channels, where they keep their size; sizes in place of scales name them."""
-    if not operands.given(3):
-        yield from _same(operands, [0, 1])
+def _resized(operands: _Operands) -> Iterator[_Rows]:
+    """Yield dimensions that are not resized, or by a scale of 1; a crop, or a size, says more than a scale."""
+    rank = len(operands.first)
+    axes = [axis % rank for axis in integers_attribute(operands.node, "axes")] or list(range(rank))
+    scales = operands.numbers(1 if operands.opset < _CROPPING_RESIZE else 2)
+    mode = attribute_of(operands.node, "coordinate_transformation_mode")
+    crops = mode is not None and mode.s == b"tf_crop_and_resize"
+    scaled = {axis: scale for axis, scale in zip(axes, scales or (), strict=False) if not crops}
+    yield from _aligned(operands, [dim for dim in range(rank) if dim not in axes or scaled.get(dim) == 1])
 
 
-def _quantized(operands: _Operands) -> Iterator[Axis]:
-    rank, scale = len(operands.shape(operands.first)), operands.shape(operands.node.input[1])
-    one = prod(scale) == 1
-    if one or len(scale) == 1:
-        yield from _same(operands, [dim for dim in range(rank) if one or dim != operands.axis(1)])
+def _quantized(operands: _Operands) -> Iterator[_Rows]:
+    rank, scale, axis = len(operands.first), operands.shape(operands.given(1)), operands.axis(1)
+    if prod(scale) == 1:
+        yield from _aligned(operands, range(rank))
+    elif len(scale) == 1 and axis < rank:
+        yield from _aligned(operands, [dim for dim in range(rank) if dim != axis])
 
 
-Rule = Callable[[_Operands], Iterator[Axis]]
+Rule = Callable[[_Operands], Iterator[_Rows]]
 
 _ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip
@@ -337,7 +357,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"), _before_last
     ),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _beside_axis(0)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _places_of_extremes),
     **dict.fromkeys(("LpNormalization", "TopK"), _beside_axis(-1)),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     **dict.fromkeys((f"Reduce{how}" for how in _REDUCED.split()), _reduced),

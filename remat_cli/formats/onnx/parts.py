@@ -237,8 +237,11 @@ class _Part:
         return helper.make_node("Slice", [name, *bound], [output], node)
 
     def _resize(self, proto: onnx.NodeProto, node: Node, axis: Axis) -> None:
-        """Let an op that is given the shape of its result make that of these rows."""
+        """Let an op that is given the shape of its result, or takes it from sizes of 1, make that of these rows."""
         place = _SHAPE_INPUT.get(proto.op_type)
+        if proto.op_type == "Squeeze" and not any(proto.input[1:]) and not proto.attribute:
+            proto.op_type, place = "Reshape", 1  # else a part of one row would lose this dimension, too
+            proto.input[1:] = [""]
         part = axis.makes[node.outputs[0]]
         shape = self.writer.values[node.outputs[0]].type.shape
         if place is not None and part is not None and shape is not None:
