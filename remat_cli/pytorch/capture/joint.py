@@ -209,7 +209,7 @@ def rewritten(captured: Captured) -> Captured:
     Random ops are the exception.
 
     Raises:
-        GraphError: the graph changes a value that is no input.
+        GraphError: the graph changes a value that is no input, or has a sparse tensor.
     """
     if captured.old_values is not None:
         return captured
@@ -217,6 +217,7 @@ def rewritten(captured: Captured) -> Captured:
     if known is not None:  # another joint graph was read of this capture
         return replace(captured, old_values=known)
     graph = captured.module.graph
+    _check_dense(graph)
     mark_backward(graph)
     merge_duplicates(graph)
     apply_masks_apart(graph)
@@ -224,6 +225,17 @@ def rewritten(captured: Captured) -> Captured:
     old_values = {primal.name: copy.name for primal, copy in copies.items()}
     captured.module.meta[_OLD_VALUES] = old_values
     return replace(captured, old_values=old_values)
+
+
+def _check_dense(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if any(value.layout is not torch.strided for value in tensors_of(node.meta.get("val"))):
+            at = f" at {place}" if (place := source_of(node)) else ""
+            raise GraphError(
+                f"op {node.name!r}{at} makes a sparse tensor, whose memory depends on data",
+                hint="use dense tensors, as nn.Embedding(sparse=False); or plan the parts of the model behind it, "
+                "planned(..., regions=...)",
+            )
 
 
 class _Reader:
@@ -436,10 +448,6 @@ def _check_value(module: fx.GraphModule, node: fx.Node) -> None:
     for item in items if node.op != "output" else ():
         at = f" at {place}" if (place := source_of(node)) else ""
         if isinstance(item, torch.Tensor):
-            if item.layout is not torch.strided:
-                raise GraphError(
-                    f"op {node.name!r}{at} makes a tensor of layout {item.layout}", hint="use dense tensors"
-                )
             known = all(isinstance(size, int) for size in item.shape)
         else:
             known = item is None or isinstance(item, int | float | str) or is_object(item)

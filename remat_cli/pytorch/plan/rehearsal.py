@@ -26,7 +26,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.autograd import current_node, next_number, number_of
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
 from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
-from remat_cli.pytorch.unstable.tensors import is_wrapper, local_part, storage_key, version_of
+from remat_cli.pytorch.unstable.tensors import dense_parts, is_wrapper, local_part, storage_key, version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +137,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open: int | None = None
         self._holding: frozenset[int] = frozenset()
         self._went_back: set[int] = set()
+        self._ran_back: set[int] = set()
         self._is_backward = False
         self._ran_again = 0  # the number of the call that ran again last
 
@@ -178,8 +179,9 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._is_backward:
             self._look_where()
         result = func(*args, **kwargs)
-        read = {storage_key(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        for tensor in tensors_of(result):
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        read = {storage_key(part) for leaf in given for part in dense_parts(leaf)}
+        for tensor in (part for leaf in tensors_of(result) for part in dense_parts(leaf)):
             key = storage_key(tensor)
             if key not in read and key not in self._storages:
                 self._storages.follow(tensor.untyped_storage())
@@ -218,6 +220,14 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _again(self, place: int) -> Iterator[None]:
+        if place in self._ran_back:
+            raise UsageError(
+                f"regions: {self.calls[place].path!r} is differentiated more than once in a step, as by a gradient "
+                "penalty within the model's forward pass, and a plan has one backward pass of each region",
+                hint="leave it out of the regions; or let the model return what the penalty is computed from, and call "
+                "torch.autograd.grad outside of it: eager runs that backward pass",
+            )
+        self._ran_back.add(place)
         before, was_backward = self._open, self._is_backward
         self._is_backward, self._ran_again = True, place
         self._begin_back(place)
@@ -393,7 +403,24 @@ def checkpointed(
 
     # Torch is given a tensor that tells the device, and nothing that may leave.
     tells = torch.empty(0, device=device)
-    return checkpoint(run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), rerun_context()))
+    return checkpoint(
+        run, tells, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _MadeAnew(rerun_context))
+    )
+
+
+class _MadeAnew:
+    """A context that is made anew at each entry: each backward pass through a checkpoint runs it again."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:

@@ -31,6 +31,13 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that hold a tensor's data: of a sparse one its indices and values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
+
+
 def is_wrapper(kind: type) -> bool:
     """Return whether a class wraps tensors with the data, like DTensor."""
     return hasattr(kind, "__tensor_flatten__")

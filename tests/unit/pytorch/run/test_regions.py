@@ -723,6 +723,49 @@ def test_model_of_which_no_region_can_be_captured_is_refused() -> None:
         by_regions(Uncaptured(), "100%", ["layers.0"])(torch.randn(2, 4))
 
 
+class Sparse(nn.Module):
+    """The gradient of its embedding is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8, sparse=True)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.embedding(numbers)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def test_blocks_behind_a_sparse_gradient_are_planned(caplog: pytest.LogCaptureFixture) -> None:
+    twin, model = copy.deepcopy(eager := Sparse()), planned(eager, budget="100%")
+    numbers = torch.arange(12)
+    for each in (twin, model):
+        torch.autograd.backward(each(numbers))
+    assert "makes a sparse tensor, whose memory depends on data" in caplog.text
+    gradients: list[Any] = [[part.grad for part in each.parameters()] for each in (twin, model)]
+    assert gradients[1][0].is_sparse
+    assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in zip(*gradients, strict=True))
+
+
+class Penalized(Sparse):
+    """Its loss has a gradient in it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x = x.detach().requires_grad_()
+        for layer in self.layers:
+            y = layer(y).tanh()
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        penalty: torch.Tensor = slope.norm()
+        return penalty
+
+
+def test_a_gradient_penalty_within_the_model_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match=r"'layers\.1' is differentiated more than once in a step"):
+        by_regions(Penalized(), "100%", "layers.*")(torch.randn(2, 8))
+
+
 class Checkpointed(Uncaptured):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.layers[1], x, use_reentrant=False).sum()  # type: ignore[no-any-return]
