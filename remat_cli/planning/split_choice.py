@@ -323,7 +323,8 @@ class _Search:
             return "nothing was tried, as the time was over"
         ended = f" (tried for {format_time(round(self.seconds * 1e9), 'ns')})" if self.limits.is_over else ""
         if not cuts:
-            region = f"the region around op {needed.op!r}"
+            at_end = needed.op is None
+            region = "what is in memory at the end" if at_end else f"the region around op {needed.op!r}"
             other = None if self.least is None or self.least.needed.op is None else original(self.least.needed.op)
             if other in (None, needed.op):
                 return f"{region} needs no less in parts{ended}"

@@ -804,18 +804,18 @@ def no_plan(solution: Solution, free_bytes: int = 0) -> DoesNotFit:
         why = f"op {op.name!r}{f' ({op.source})' if op.source else ''} alone needs that{own}"
     proven = solution.status.value == "infeasible"
     left = f", and {format_bytes(free_bytes)} are left free for what the model does not see" if free_bytes else ""
-    nearest = ""
-    if solution.closest is not None:
-        nearest = f"; the closest that was found needs {exact_bytes(solution.closest.peak_bytes)}"
+    plain_peak = baseline_of(graph).peak_bytes
+    nearest = share = ""
+    if solution.closest is not None and solution.closest.peak_bytes < plain_peak:  # the plain run is no plan to ask for
+        closest, activations = solution.closest.peak_bytes, activations_of(graph)
+        nearest = f"; the closest that was found needs {exact_bytes(closest)}"
+        share = larger_share(closest, activations.other_bytes, activations.bytes)
     fixed = format_bytes(graph.fixed_bytes - free_bytes)
-    closest = working_set.bytes if solution.closest is None else solution.closest.peak_bytes
-    activations = activations_of(graph)
-    share = larger_share(closest, activations.other_bytes, activations.bytes)
     return DoesNotFit(
         f"no plan {'fits' if proven else 'was found for'} a budget of {budget}. No plan that runs every op whole needs "
         f"less than {exact_bytes(working_set.bytes)}: {why}{nearest}. Always in memory are {fixed} of parameters, "
         f"inputs and optimizer state{left}; at the end, {format_bytes(gradients)} of gradients and outputs; the plain "
-        f"run needs {format_bytes(baseline_of(graph).peak_bytes)}",
+        f"run needs {format_bytes(plain_peak)}",
         hint=f'give a larger budget ({share}budget="min" takes the smallest that is found), or smaller inputs',
     )
 

@@ -257,3 +257,11 @@ def test_each_plan_that_min_asks_for_has_as_long_as_a_request(options: dict[str,
         for budget in ("min", "50%")
     ]
     assert limits == [options.get("time_limit", 3.0)] * 2
+
+
+def test_the_plain_run_is_no_budget_to_ask_for_instead() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3)))
+    with pytest.raises(DoesNotFit) as refused:
+        planned(model, budget="20%")(torch.randn(2, 64))
+    assert "the closest that was found" not in refused.value.message
+    assert refused.value.hint.startswith('give a larger budget (budget="min" takes')
