@@ -52,8 +52,15 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
       remat verify model.onnx schedule.json --execute
     """
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
-    from remat_cli.runtime.onnx.apply import apply_schedule, check_can_apply, checked, model_bytes, read_for
-    from remat_cli.runtime.onnx.execution import check_can_measure, in_both_sessions
+    from remat_cli.runtime.onnx.apply import (
+        apply_schedule,
+        check_can_apply,
+        checked,
+        each_in_parts,
+        model_bytes,
+        read_for,
+    )
+    from remat_cli.runtime.onnx.execution import check_can_measure, check_parts, in_both_sessions
     from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
     from remat_cli.runtime.onnx.node_order import without_dead_ops
 
@@ -88,6 +95,10 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
         notes.append(
             f"files of weights that the model refers to are missing; put them beside the new file: {', '.join(absent)}"
         )
+    if options.parts:
+        with streams.progress() as observe:
+            whole, regions = read_for(model, options, keep_data=False), each_in_parts(model, options)
+            notes.append(check_parts(model, whole, rewritten, graph, regions, observe))
     prepared = replace(prepared, notes=tuple(notes))
     execution = None
     if execute:

@@ -137,7 +137,7 @@ def execute_plan(
             measures=options.measurements is None,
             observe=observe,
         )
-    from remat_cli.runtime.onnx.apply import apply_schedule, read_for
+    from remat_cli.runtime.onnx.apply import apply_schedule, each_in_parts, read_for
     from remat_cli.runtime.onnx.execution import execute
 
     return execute(
@@ -151,5 +151,6 @@ def execute_plan(
         time_limit=time_limit,
         beside_usual=beside_usual,
         whole=without_parts(path, options, graph) if options.parts else None,
+        regions=each_in_parts(path, options),
         observe=observe,
     )

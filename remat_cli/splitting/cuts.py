@@ -65,10 +65,11 @@ def cuts_in_words(cuts: Mapping[str, Split]) -> str:
     alike: dict[int, list[str]] = {}
     for name, cut in sorted(cuts.items()):
         alike.setdefault(cut.parts, []).append(name)
-    return ", ".join(f"{_regions(names)} in {parts} parts" for parts, names in alike.items())
+    return ", ".join(f"{regions_in_words(names)} in {parts} parts" for parts, names in alike.items())
 
 
-def _regions(ops: Sequence[str]) -> str:
+def regions_in_words(ops: Sequence[str]) -> str:
+    """Return the regions around ops, in words."""
     if len(ops) == 1:
         return f"the region around {ops[0]!r}"
     return f"the regions around {ops[0]!r} and {repr(ops[1]) if len(ops) == 2 else f'{len(ops) - 1} others'}"

@@ -10,9 +10,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from remat_cli.formats.onnx import axes
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
-from tests.unit.formats.onnx.models import Model, float_input, node
+from tests.unit.formats.onnx.models import Model, float_input, node, scalar
 
 STEP = """
 import torch
@@ -123,11 +124,30 @@ def test_a_batch_of_eight_runs_within_the_memory_of_two(remat: Remat, tmp_path: 
     assert "without parts, the plain run peaks at" in " ".join(ended.out.split())
     applied = remat("apply", model, schedule, "-o", new, "--json").json
     assert applied["baseline"]["peak_bytes"] > 2 * applied["peak_bytes"]
+    assert "the parts were checked by running: on random inputs, outputs are those" in applied["notes"][-1]
     onnx.checker.check_model(onnx.load(new))
     found = remat("verify", model, schedule, "--execute", "--json").json["execution"]
     assert found["holds"]
     assert found["plain"]["agrees"]
     assert set(found["outputs"]) == {"y"} - set(found["rounded_outputs"]) | set(found["rounded_outputs"])
+
+
+def test_a_region_whose_parts_differ_is_named(remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A softmax over the channels cannot work on some of them.
+    monkeypatch.setitem(axes._RULES, "Softmax", lambda operands: axes._aligned(operands, [1]))
+    model, schedule, new = tmp_path / "model.onnx", tmp_path / "s.json", tmp_path / "parts.onnx"
+    nodes = [
+        node("Sin", ["x"], ["a"], "sin"),
+        node("CumSum", ["a", "zero"], ["b"], "sum"),
+        node("Softmax", ["b"], ["y"], "softmax", axis=1),
+    ]
+    Model(nodes, [float_input("x", 8, 6, 64)], stored=[scalar("zero", 0)]).save(tmp_path)
+    parts = ("--mode", "inference", "--parts", "sin=2", "--parts", "softmax=2")
+    assert remat("plan", model, *parts, "--budget", "200%", "-c", "keep_all", "-o", schedule).code == 0
+    for ended in (remat("apply", model, schedule, "-o", new), remat("verify", model, schedule, "--execute")):
+        assert ended.code == 5
+        assert "other results come from the region around 'softmax' in parts" in " ".join(ended.err.split())
+    assert not new.exists()
 
 
 def test_split_takes_models_for_inference_alone(remat: Remat, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ A schedule of another model is refused; the rewritten model is checked and descr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -89,6 +90,20 @@ def read_for(path: Path, options: GraphOptions, *, keep_data: bool) -> SizedMode
     `keep_data` keeps the data for rewriting.
     """
     return read_sized(Source(path), replace(options, mode="inference", aliasing=Aliasing.ORT_CPU), keep_data=keep_data)
+
+
+def each_in_parts(path: Path, options: GraphOptions) -> dict[str, Callable[[], onnx.ModelProto]]:
+    """Return, for each region in parts, a function that returns the model with this region alone in parts.
+
+    Args:
+        path: the model.
+        options: options of reading the planned graph.
+    """
+
+    def alone(name: str, cut: object) -> onnx.ModelProto:
+        return read_for(path, replace(options, parts={name: str(cut)}), keep_data=True).model.proto
+
+    return {name: partial(alone, name, cut) for name, cut in options.parts.items()}
 
 
 def apply_schedule(

@@ -39,6 +39,7 @@ from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten
 from remat_cli.runtime.onnx.session import import_onnxruntime
 from remat_cli.settings import Setting, Wording
+from remat_cli.splitting import regions_in_words
 from remat_cli.units import format_bytes
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class ModelExecution:
             at fault.
         random_weights: number of weights without a file, drawn at random.
         upper_bounds: ops that may need less memory than predicted.
+        differing: regions that alone in parts give other outputs, by the name of an op.
     """
 
     runtime: ClassVar[Literal["onnxruntime"]] = "onnxruntime"
@@ -199,6 +201,7 @@ class ModelExecution:
     random_weights: int
     upper_bounds: tuple[str, ...] = ()
     rounded: Mapping[str, float] = field(default_factory=dict)
+    differing: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -216,13 +219,7 @@ class ModelExecution:
         A fault is a difference from graph or schedule. None without a fault.
         """
         if self.changed:
-            random = [op.name for op in graph.ops if not op.recomputable]
-            return InvalidSchedule(
-                f"the rewritten model gives other bits at its outputs: {', '.join(map(repr, self.changed))}",
-                hint=f"it may draw random numbers: {', '.join(map(repr, random[:4]))}"
-                if random
-                else "a kernel of this onnxruntime does not repeat itself; compare the two models' outputs",
-            )
+            return _other_outputs(self.changed, graph, self.differing)
         if self.out_of_order is not None:
             place, planned, ran = self.out_of_order
             return InvalidSchedule(
@@ -254,6 +251,66 @@ class ModelExecution:
         )
 
 
+def _other_outputs(changed: Iterable[str], graph: Graph, differing: Sequence[str]) -> InvalidSchedule:
+    """Return the error for outputs that are not those of the original model."""
+    hint = "a kernel of this onnxruntime does not repeat itself; compare the two models' outputs"
+    if random := [op.name for op in graph.ops if not op.recomputable]:
+        hint = f"it may draw random numbers: {', '.join(map(repr, random[:4]))}"
+    elif differing:
+        where = regions_in_words(differing)
+        hint = f"other results come from {where} in parts: plan without these parts, and please report it"
+    return InvalidSchedule(
+        f"the rewritten model gives other bits at its outputs: {', '.join(map(repr, changed))}", hint=hint
+    )
+
+
+def check_parts(
+    path: Path,
+    model: SizedModel,
+    rewritten: Rewritten,
+    graph: Graph,
+    regions: Mapping[str, Callable[[], onnx.ModelProto]],
+    observe: Observer,
+) -> str:
+    """Run a model and its form in parts on the same random inputs; return the result in words.
+
+    Args:
+        path: the original model.
+        model: the model as read.
+        rewritten: the rewritten model.
+        graph: the planned graph.
+        regions: as for `execute`.
+        observe: is told the progress.
+
+    Raises:
+        InvalidSchedule: outputs differ by more than rounding, or onnxruntime runs the original model alone.
+    """
+    if not all(op.recomputable for op in graph.ops):
+        return "the parts were not checked by running: the model draws random numbers"
+    try:
+        check_can_measure()
+        with TemporaryDirectory(prefix="remat-") as folder:
+            child = _Child(Path(folder), _request(path, model, 0, None, Path(folder)), time_limit=600)
+            files = [str(Path(folder, f"{which}.npz")) for which in ("plain", "plan")]
+            observe.phase("running the model as it is")
+            plain = child.run(path, outputs_file=files[0], measured_runs=1)
+            observe.phase("running the model in parts")
+            try:
+                outputs = child.run_proto(rewritten.proto, outputs_file=files[1], measured_runs=1)["outputs"]
+            except _Failed as failed:
+                if failed.hint:  # it was killed, or took too long
+                    raise
+                raise failed.as_error("the model in parts does not run in onnxruntime", InvalidSchedule) from None
+            changed, rounded = _compared(plain["outputs"], outputs, files)
+            if changed:
+                differing = _differing(child, plain["outputs"], files, regions, observe)
+                raise _other_outputs(changed, graph, differing)
+    except (_Failed, UsageError) as error:
+        return f"the parts were not checked by running: {error}"
+    same = f"to rounding, {max(rounded.values()):.1e} of the largest value" if rounded else "bit by bit"
+    return f"the parts were checked by running: on random inputs, outputs are those of the model without parts {same}"
+
+
 def execute(
     path: Path,
     model: SizedModel,
@@ -266,6 +323,7 @@ def execute(
     time_limit: float = 600,
     beside_usual: bool = False,
     whole: Graph | None = None,
+    regions: Mapping[str, Callable[[], onnx.ModelProto]] | None = None,
     observe: Observer | None = None,
 ) -> ModelExecution:
     """Run a model and its rewritten form.
@@ -281,6 +339,7 @@ def execute(
         time_limit: time limit of each process, in seconds.
         beside_usual: run the model with onnxruntime's own options, too, and time all three runs.
         whole: the graph without parts; None if the plan has none.
+        regions: returns the model with one region alone in parts, by the name of an op.
         observe: is told the progress.
 
     Raises:
@@ -317,9 +376,11 @@ def execute(
                 parted_at = _parted_at(child, rewritten, live, schedule, observe, at_most=peak.at_most)
         except _Failed as failed:
             raise failed.as_error("the rewritten model does not run in onnxruntime", InvalidSchedule) from None
-        outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
-        changed = tuple(name for name, digest in outputs.items() if plan["outputs"].get(name) != digest)
-        rounded = _rounded(plain["outputs"], changed, files)
+        changed, rounded = _compared(plain["outputs"], plan["outputs"], files)
+        differing: tuple[str, ...] = ()
+        if changed and regions:
+            differing = _differing(child, plain["outputs"], files, regions, observe)
+    outputs = {name: digest for name, digest in plain["outputs"].items() if digest is not None}
     return ModelExecution(
         version=plan["version"],
         usual=usual,
@@ -330,14 +391,41 @@ def execute(
         fused=is_fused(rewritten.proto),
         nodes=len(rewritten.order),
         outputs=tuple(outputs),
-        changed=tuple(name for name in changed if name not in rounded),
+        changed=changed,
         rounded=rounded,
+        differing=differing,
         not_finite=tuple(name for name, digest in outputs.items() if not digest["finite"]),
         out_of_order=_out_of_order(rewritten, order),
         parted_at=parted_at,
         random_weights=len(child.request["random_weights"]),
         upper_bounds=bounds,
     )
+
+
+def _compared(
+    plain: Mapping[str, Any], plan: Mapping[str, Any], files: Sequence[str | None]
+) -> tuple[tuple[str, ...], dict[str, float]]:
+    """Return the outputs that differ by more than rounding, and those that are equal to rounding."""
+    unequal = [name for name, digest in plain.items() if digest is not None and plan.get(name) != digest]
+    rounded = _rounded(plain, unequal, files)
+    return tuple(name for name in unequal if name not in rounded), rounded
+
+
+def _differing(
+    child: _Child,
+    plain: Mapping[str, Any],
+    files: Sequence[str | None],
+    regions: Mapping[str, Callable[[], onnx.ModelProto]],
+    observe: Observer,
+) -> tuple[str, ...]:
+    """Return the regions that alone in parts give other outputs."""
+
+    def differs(name: str) -> bool:
+        observe.phase(f"running the region around {name!r} in parts")
+        outputs = child.run_proto(regions[name](), outputs_file=files[1], measured_runs=1)["outputs"]
+        return bool(_compared(plain, outputs, files)[0])
+
+    return tuple(filter(differs, regions))
 
 
 def _rounded(outputs: Iterable[str], changed: Collection[str], files: Sequence[str | None]) -> dict[str, float]:
