@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from remat_cli.cli.options import graph_argument, graph_options, merge_config, o
 from remat_cli.cli.output import Output
 from remat_cli.cli.stopwatch import Stopwatch
 from remat_cli.core.solve import baseline_of
-from remat_cli.errors import UsageError
+from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.memory_snapshot import is_snapshot, read_snapshot
 from remat_cli.prepare import prepare
+from remat_cli.studies.eager import eager_run
 
 
 @click.command("inspect", cls=Verb)
@@ -36,9 +38,9 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
     what the allocator had reserved.
     """
     from remat_cli.reports.safe_text import Report
-    from remat_cli.reports.summary import inspect_summary
+    from remat_cli.reports.summary import eager_summary, inspect_summary
     from remat_cli.reports.terminal.division import division_report, division_summary
-    from remat_cli.reports.terminal.plan import inspect_report
+    from remat_cli.reports.terminal.plan import eager_report, inspect_report, notes_section
     from remat_cli.reports.terminal.recorded import recorded_report, recorded_summary
 
     config = merge_config(given)
@@ -50,17 +52,38 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         streams.report(lambda: recorded_report(graph, recorded), lambda: recorded_summary(recorded))
         return
     watch = Stopwatch()
+    notes: list[str] = []
+    eager, prepared = None, None
     with watch.stage("reading"):
-        prepared = prepare(graph, config.graph)
-    with watch.stage("judging"):
-        baseline_of(prepared.graph)
+        try:
+            eager = eager_run(graph, config.graph)
+        except GraphError as error:
+            notes.append(f"what the step takes without a plan is not known: {error}")
+    if (seen := eager) is not None:
+        streams.first(lambda: eager_report(seen, shown=config.report))
+    try:
+        with watch.stage("reading"):
+            prepared = prepare(graph, config.graph)
+        with watch.stage("judging"):
+            baseline_of(prepared.graph)
+    except GraphError as error:
+        if eager is None:
+            raise
+        notes.append(f"there is no plan for the step: {error}")
+    if prepared is None:
+        assert seen is not None, "otherwise the error was raised"
+        only = seen
+        streams.report(lambda: Report(*notes_section(notes)), lambda: {"eager": eager_summary(only), "notes": notes})
+        return
+    ready = replace(prepared, notes=(*prepared.notes, *notes))
 
     def report() -> Report:
-        whole = inspect_report(prepared, shown=config.report, seconds=watch.seconds)
-        return Report(whole, division_report(prepared.graph)) if division else whole
+        whole = inspect_report(ready, eager=eager, shown=config.report, seconds=watch.seconds)
+        return Report(whole, division_report(ready.graph)) if division else whole
 
     def summary() -> dict[str, Any]:
-        whole = {**inspect_summary(prepared), "seconds": watch.seconds}
-        return {**whole, "division": division_summary(prepared.graph)} if division else whole
+        whole = {**inspect_summary(ready), "seconds": watch.seconds}
+        first = {} if eager is None else {"eager": eager_summary(eager)}
+        return {**first, **whole, **({"division": division_summary(ready.graph)} if division else {})}
 
     streams.report(report, summary)

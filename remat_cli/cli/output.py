@@ -92,6 +92,13 @@ class Output:
         files = {option: path for option, path in asked.items() if path != STDOUT}
         check_writes(files, (*map(file_of, reads), *logs), force=may_replace())
 
+    def first(self, renderable: Callable[[], RenderableType]) -> None:
+        """Show the first part of a report, while the rest is still to come; JSON is printed whole, at the end."""
+        if not self._as_json and not self._quiet:
+            from rich.console import Group
+
+            self.report(lambda: Group(renderable(), ""), dict)
+
     def report(self, renderable: Callable[[], RenderableType], summary: Callable[[], Mapping[str, Any]]) -> None:
         """Show the report or the summary, and build only that."""
         if self._quiet:

@@ -23,6 +23,7 @@ from remat_cli.reports.peak import tensors_at_peak
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.reports.timeline import Run
 from remat_cli.settings import Setting
+from remat_cli.studies.eager import EagerReplay
 from remat_cli.training import kept_by_module
 
 
@@ -49,13 +50,29 @@ def inspect_summary(prepared: Prepared) -> Summary:
             "by_module": [asdict(part) for part in kept_by_module(graph, kept)],
         },
         "plain": {"peak_bytes": plain.trace.peak_bytes, "time": plain.trace.time, "op_at_peak": plain.peak_op},
-        "at_peak": [
-            {"tensor": tensor.name, "bytes": tensor.bytes, "op": tensor.producer} for tensor in tensors_at_peak(plain)
-        ],
+        "at_peak": _at_peak(plain),
         "working_set": working_set_summary(working_set),
         "session": prepared.session or None,
         "notes": list(prepared.notes),
     }
+
+
+def eager_summary(eager: EagerReplay) -> Summary:
+    """Return the figures of a PyTorch step without a plan."""
+    run = Run(eager.graph, eager.schedule, eager.trace)
+    return {
+        "peak_bytes": eager.peak_bytes,
+        "peak_bytes_without_outputs": eager.let_go_bytes,
+        "fixed_bytes": eager.graph.fixed_bytes,
+        "time": eager.trace.time,
+        "op_at_peak": run.peak_op,
+        "at_peak": _at_peak(run),
+        "kept_by_module": [asdict(part) for part in eager.kept_by_module],
+    }
+
+
+def _at_peak(run: Run) -> list[Summary]:
+    return [{"tensor": tensor.name, "bytes": tensor.bytes, "op": tensor.producer} for tensor in tensors_at_peak(run)]
 
 
 def budget_summary(planning: Planning) -> Summary:

@@ -110,18 +110,8 @@ def predict_eager(reference: Path, options: GraphOptions) -> Prediction:
     """
     from remat_cli.pytorch.capture.eager import run_eagerly
 
-    step = run_eagerly(str(reference), options, accumulate=options.accumulate)
-    looked = run_eagerly(str(reference), options, looked_at=True, accumulate=options.accumulate)
-    modules: dict[str, str] = {}
-    for call in sorted(looked.calls, key=lambda call: call.path.count(".")):
-        modules.update((op.name, call.path) for op in looked.ops[slice(*call.ops)] if call.path)
-    asking = {kept.asked: kept.modules[-1] for kept in looked.kept if kept.asked is not None and kept.modules}
-    latest = ""
-    for at, op in enumerate(looked.ops):
-        latest = asking.get(at, latest)
-        if op.phase is Phase.BACKWARD and latest:
-            modules[op.name] = latest
-    return predict(step.reading(str(reference)).graph, step.schedule, modules)
+    step = run_eagerly(str(reference), options, accumulate=options.accumulate, outputs_held=True)
+    return predict(step.reading(str(reference)).graph, step.schedule, step.modules)
 
 
 def rounded(size: int) -> int:

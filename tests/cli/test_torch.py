@@ -192,6 +192,23 @@ def test_inspect_says_what_is_kept_for_the_backward_pass(remat: Remat, small: st
     assert re.search(r"layers.2 +16.38 kB +12.50 % +1  …sts/torch_steps.py:", report)
 
 
+def test_inspect_tells_first_what_the_step_takes_without_a_plan(remat: Remat, small: str) -> None:
+    found = remat("inspect", small, "--json").json
+    assert found["eager"]["peak_bytes"] >= found["plain"]["peak_bytes"]
+    assert {part["module"] for part in found["eager"]["kept_by_module"]} >= {"layers.0", "layers.3"}
+    report = remat("inspect", small).out
+    assert report.index("Eager: without a plan") < report.index("plain run: what a plan at 100 % takes")
+
+
+def test_inspect_of_a_step_that_cannot_be_captured_tells_what_it_takes(remat: Remat) -> None:
+    step = "tests.unit.studies.test_eager:uncapturable"
+    found = remat("inspect", step, "--json")
+    assert found.code == 0
+    assert found.json["eager"]["peak_bytes"] > 0
+    assert "there is no plan for the step" in found.json["notes"][0]
+    assert re.search(r"Notes\n +· there is no plan for the step", remat("inspect", step).out)
+
+
 def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: str) -> None:
     parameters = 4 * (16 * 16 + 16) * 4
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
 from remat_cli.pytorch.capture.optimizer import optimizer_name
+from remat_cli.pytorch.capture.places import current_place
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
@@ -34,7 +35,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
 from remat_cli.pytorch.unstable.masks import packing_looked_for
 from remat_cli.pytorch.unstable.ops import schema_of
-from remat_cli.pytorch.unstable.tensors import storage_key
+from remat_cli.pytorch.unstable.tensors import storage_key, version_of
 
 # Calls whose results a checkpoint saves: turns within the module's forward pass by function, as `EagerOp.overload`.
 Saved = Mapping[str, Collection[int]]
@@ -55,6 +56,7 @@ class EagerOp:
         overload: function of torch, such as "aten.mm.default".
         turn: how many calls of that function came before in the step.
         is_random: the op draws random numbers.
+        source: file and line of the user's code that called it; None for an op of the backward pass.
     """
 
     name: str
@@ -67,6 +69,7 @@ class EagerOp:
     overload: str
     turn: int
     is_random: bool
+    source: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,10 @@ class EagerStep:
         until: for each storage that an op made, the last op that ran while it was there. What is there at the end has
             the number of ops.
         outputs: storages of returned values and gradients.
-        kept: storages that autograd kept; empty if nobody looked.
-        calls: calls of modules, in order; empty if nobody looked.
+        results: storages of returned values that the step made and that get no gradient of their own; empty if they
+            were let go.
+        kept: storages that autograd kept.
+        calls: calls of modules in sight, in order.
         resident_bytes: parameters that no op reads, and the state of the optimizer.
         optimizer: name of the optimizer; None where there is none.
         counts_state: its state is among the resident bytes.
@@ -131,6 +136,7 @@ class EagerStep:
     inputs: tuple[str, ...]
     until: Mapping[str, int]
     outputs: tuple[str, ...]
+    results: tuple[str, ...]
     kept: tuple[Kept, ...]
     calls: tuple[ModuleCall, ...]
     resident_bytes: int
@@ -168,6 +174,20 @@ class EagerStep:
             optimizer=self.optimizer,
             counts_state=self.counts_state,
         )
+
+    @cached_property
+    def modules(self) -> Mapping[str, str]:
+        """The module of each op: that whose call runs, or which kept what the backward pass asks for."""
+        modules: dict[str, str] = {}
+        for call in sorted(self.calls, key=lambda call: call.path.count(".") + bool(call.path)):
+            modules.update((op.name, call.path) for op in self.ops[slice(*call.ops)])
+        asking = {kept.asked: kept.modules[-1] for kept in self.kept if kept.asked is not None and kept.modules}
+        latest = ""
+        for at, op in enumerate(self.ops):
+            latest = asking.get(at, latest)
+            if op.phase is Phase.BACKWARD:
+                modules[op.name] = latest
+        return {name: path for name, path in modules.items() if path}
 
     @property
     def schedule(self) -> Schedule:
@@ -210,6 +230,7 @@ def run_eagerly(
     saved: Mapping[str, Saved] | None = None,
     looked_at: bool = False,
     accumulate: bool = False,
+    outputs_held: bool = False,
 ) -> EagerStep:
     """Run a training step on tensors without data, as eager PyTorch would.
 
@@ -220,43 +241,69 @@ def run_eagerly(
         options: its dims are the function's keyword arguments.
         checkpoints: paths of modules that are wrapped in `torch.utils.checkpoint`, whole.
         saved: saved storages of each wrapped module's forward pass, by path.
-        looked_at: tell what autograd keeps, and what modules are called with. Then `until` says how long a storage
-            would be there if autograd kept nothing.
+        looked_at: autograd keeps nothing: `until` says how long a storage would be there without it.
         accumulate: gradients are there before the step.
+        outputs_held: all that the model returns is held during the backward pass, as training loops do; else the loss
+            alone.
 
     Raises:
         UsageError: the function does not exist, or does not take these options.
-        GraphError: the function returns no training step of one module, or the step reads values of tensors, or fails.
+        GraphError: the function returns no training step, or none of one module for `checkpoints`, or the step reads
+            values of tensors, or fails.
     """
     step, device, _ = built_step(reference, options)
     step, mode = with_fake_tensors(step, device)
-    module = _whole_model(step, reference)
-    recorder = _Recorder()
+    recorder = _Recorder(keeps=not looked_at)
     for path in checkpoints:
-        part = module.get_submodule(path)
+        part = _whole_model(step, reference).get_submodule(path)
         contexts = partial(recorder.contexts, path, (saved or {}).get(path))
         part.forward = partial(checkpoint, part.forward, use_reentrant=False, context_fn=contexts)
-    if accumulate:
-        with mode:
-            for parameter in module.parameters():
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    looking = recorder.looking(module) if looked_at else nullcontext()
-    with explaining_failure(reference), mode, recorder, looking:
+    modules = modules_of(step)
+    with explaining_failure(reference), mode, recorder, recorder.looking(modules):
         with _masks_as_eager_makes_them(step):
             returned = step.model(*step.inputs, **step.keyword_inputs)
         results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
         recorder.phase = Phase.BACKWARD
         ends = losses_in(returned, [value for value in results if value.requires_grad])
-        del returned, results
         if not ends:
             raise GraphError(
                 f"{reference}: nothing in the step needs a gradient",
                 hint="its model must have parameters that require gradients, and return what is computed from them",
             )
+        if not outputs_held:
+            results = []
+            del returned
+        leaves = _leaves(ends, [value for module in modules for value in module.parameters() if value.requires_grad])
+        if accumulate:
+            with recorder.paused():
+                for leaf in leaves:
+                    leaf.grad = torch.zeros_like(leaf)
         torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
-    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
-    held = [*ends, *(parameter.grad for parameter in trained if parameter.grad is not None)]
-    return recorder.finished(step, held, trained)
+    trained = [leaf for leaf in leaves if leaf.grad is not None]
+    return recorder.finished(step, ends, results, trained)
+
+
+def _leaves(ends: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors whose gradients the backward pass accumulates.
+
+    Args:
+        ends: where the backward pass begins.
+        parameters: those in sight. A function with a backward of its own, as a reentrant checkpoint, may reach any.
+    """
+    nodes = dict.fromkeys(end.grad_fn for end in ends if end.grad_fn is not None)
+    ahead, leaves = list(nodes), {id(end): end for end in ends if end.grad_fn is None}
+    while ahead:
+        node = ahead.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            leaves[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+        for following, _ in node.next_functions:
+            if following is not None and following not in nodes:
+                nodes[following] = None
+                ahead.append(following)
+    if any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes):
+        leaves.update((id(parameter), parameter) for parameter in parameters)
+    known = {id(parameter): parameter for parameter in parameters if id(parameter) in leaves}
+    return list({**known, **leaves}.values())
 
 
 def _masks_as_eager_makes_them(step: Step) -> AbstractContextManager[None]:
@@ -285,7 +332,7 @@ def _whole_model(step: Step, where: str) -> nn.Module:
 class _Pack:
     """Stands for a tensor that autograd keeps.
 
-    It has the tensor itself only if that existed before the step.
+    Unless autograd is to keep nothing, it has the tensor itself; else only if that existed before the step.
     """
 
     storage: str
@@ -294,6 +341,7 @@ class _Pack:
     dtype: torch.dtype
     device: torch.device
     tensor: torch.Tensor | None
+    version: int
     ended: _Ended
 
 
@@ -311,9 +359,10 @@ class _Ended:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each op below autograd, and the end of each storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
+        self._keeps = keeps
         self._ops: list[EagerOp] = []
         self._names: dict[int, str] = {}  # of storages that are there, by key
         self._stand_ins: set[int] = set()  # keys of storages in place of those that were packed
@@ -359,7 +408,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
         overload, is_random = str(func), draws_with(func, named_arguments(func, args, kwargs))
         turn = self._turns.get(overload, 0)
-        op = EagerOp(name, operator, reads, makes, written, self.phase, self._again, overload, turn, is_random)
+        source = current_place() if self.phase is Phase.FORWARD else None
+        op = EagerOp(name, operator, reads, makes, written, self.phase, self._again, overload, turn, is_random, source)
         self._ops.append(op)
 
     def _name(self, tensor: torch.Tensor) -> str:
@@ -414,15 +464,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._again = before
 
     @contextmanager
-    def looking(self, module: nn.Module) -> Iterator[None]:
-        """Record calls of a module's parts, and tensors that autograd keeps.
+    def paused(self) -> Iterator[None]:
+        """Run ops that are none of the step's."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
-        The tensors are not kept alive.
+    @contextmanager
+    def looking(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Record calls of modules and their parts, and tensors that autograd keeps.
+
+        Of several modules, the path begins with their number.
         """
         handles = []
-        for path, part in module.named_modules():
-            handles.append(part.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True, prepend=True))
-            handles.append(part.register_forward_hook(self._leave, always_call=True))
+        for number, module in enumerate(modules):
+            for path, part in module.named_modules(prefix="" if len(modules) == 1 else str(number)):
+                enter = partial(self._enter, path)
+                handles.append(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+                handles.append(part.register_forward_hook(self._leave, always_call=True))
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                 yield
@@ -444,13 +505,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = self._name(tensor)
         ended = _Ended(name, tuple(path for path, *_ in self._open), len(self._ops))
         self._kept.append(ended)
+        stays: torch.Tensor | None = None
+        if name in self._inputs:
+            stays = tensor
+        elif self._keeps:  # without its node, which would keep the tensor as the tensor keeps it
+            with self.paused():
+                stays = tensor.detach()
         pack = _Pack(
             storage=name,
             shape=tuple(tensor.shape),
             stride=tensor.stride(),
             dtype=tensor.dtype,
             device=tensor.device,
-            tensor=tensor if name in self._inputs else None,
+            tensor=stays,
+            version=version_of(tensor),
             ended=ended,
         )
         weakref.finalize(pack, self._let_go, ended).atexit = False
@@ -463,28 +531,38 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if pack.ended.asked is None:
             pack.ended.asked = len(self._ops)
         if pack.tensor is not None:
+            if version_of(pack.tensor) != pack.version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation"
+                )
             return pack.tensor
-        self._paused = True
-        try:
+        with self.paused():
             stand_in = torch.empty_strided(pack.shape, pack.stride, dtype=pack.dtype, device=pack.device)
-        finally:
-            self._paused = False
         key = storage_key(stand_in)
         self._names[key] = pack.storage
         self._stand_ins.add(key)
         self._storages.follow(stand_in.untyped_storage())
         return stand_in
 
-    def finished(self, step: Step, held: Sequence[torch.Tensor], trained: Sequence[nn.Parameter]) -> EagerStep:
+    def finished(
+        self,
+        step: Step,
+        ends: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        trained: Sequence[torch.Tensor],
+    ) -> EagerStep:
         """Return the record of the step.
 
         Args:
             step: the step that ran.
-            held: storages at the end: results and gradients.
-            trained: parameters that got a gradient.
+            ends: results that got a gradient.
+            results: results that are held.
+            trained: tensors with a gradient of their own.
         """
         end = len(self._ops)
-        outputs = dict.fromkeys(self._name(tensor) for tensor in held)
+        gradients = [leaf.grad for leaf in trained if leaf.grad is not None]
+        outputs = dict.fromkeys(self._name(tensor) for tensor in (*ends, *results, *gradients))
+        losses = {self._name(tensor) for tensor in ends}
         inputs = set(self._inputs)
         until = {name: self._until.get(name, end) for op in self._ops for name in op.makes}
         kept = tuple(
@@ -497,12 +575,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs=tuple(self._inputs),
             until=until,
             outputs=tuple(name for name in outputs if name not in inputs),
+            results=tuple(
+                name for name in dict.fromkeys(map(self._name, results)) if name not in inputs and name not in losses
+            ),
             kept=kept,
             calls=tuple(self._calls),
             resident_bytes=_resident_bytes(step, set(self._names)),
             optimizer=optimizer_name(step.optimizer),
             counts_state=not isinstance(step.optimizer, str),
-            parameters=tuple(_operand(tensor) for tensor in trained),
+            parameters=tuple(_operand(tensor) for tensor in trained if isinstance(tensor, nn.Parameter)),
         )
 
 

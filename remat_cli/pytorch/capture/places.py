@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,14 @@ def innermost(frames: Sequence[tuple[str, int]]) -> str | None:
     """
     outside = [frame for frame in frames if not frame[0].startswith(_not_the_users())]
     return shown_place(*(outside or frames)[-1]) if frames else None
+
+
+def current_place() -> str | None:
+    """Return "file:line" of the user's code that runs now; None where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *_not_the_users())):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else shown_place(frame.f_code.co_filename, frame.f_lineno)
 
 
 @cache

@@ -86,15 +86,20 @@ class TakenStep:
 
     def reading(self) -> Reading:
         """Return the reading of the step."""
-        where, name = parts(self.reference)
         reading = reading_of(
             self.joint,
             self.captured,
-            f"{Path(where).stem if where.endswith('.py') else where}.{name}",
+            name_of_graph(self.reference),
             resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
             optimizer_name(self.step.optimizer),
         )
         return replace(reading, notes=self.notes, counts_state=not isinstance(self.step.optimizer, str))
+
+
+def name_of_graph(reference: str) -> str:
+    """Return the name of a step's graph: file or module, and function."""
+    where, name = parts(reference)
+    return f"{Path(where).stem if where.endswith('.py') else where}.{name}"
 
 
 def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int, optimizer: str | None) -> Reading:

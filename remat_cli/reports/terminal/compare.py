@@ -119,7 +119,7 @@ def compare_report(contests: Sequence[Contest], *, timing: bool = True) -> Repor
             title = f"{format_bytes(case.budget_bytes)} · {share} of the plain peak"
             parts.append(section(title, _case_table(case, prepared.graph.time_unit, timing=timing)))
         parts += refusals(sweep.curves)
-        parts += notes_section(prepared)
+        parts += notes_section(prepared.notes)
     if sum(len(contest.sweep.budgets) for contest in contests) > 1:
         parts.append(section("In all", _summary_table(contests, timing=timing)))
     if any(contest.sweep.interrupted for contest in contests):

@@ -163,7 +163,7 @@ def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecutio
         _measured(execution, rows, [_does_not_run(execution.usual)] if execution.usual.failure else []),
         *([facts(drawn)] if (drawn := _weights(execution)) else []),
         Text(verdict, f"bold {'green' if agrees else 'red'}"),
-        *notes_section(prepared),
+        *notes_section(prepared.notes),
     )
 
 

@@ -37,7 +37,7 @@ def fit_report(fit: Fit, planner: PlannerChoice) -> Report:
     remarks = _remarks(fit)
     if remarks:
         parts.append(section("Reading it", bullets(remarks)))
-    return Report(*parts, *notes_section(prepared))
+    return Report(*parts, *notes_section(prepared.notes))
 
 
 def _verdict(fit: Fit) -> str:

@@ -47,7 +47,7 @@ def measurements_report(prepared: Prepared, measured: Measurements, output: Path
     if hungry and hungry[0][1]:
         rows = [[_op(name), format_bytes(size), _part(prepared, name)] for name, size in hungry if size]
         parts.append(section("The largest workspace of a kernel", columns(["op", "size", "part of"], rows, right=(1,))))
-    return Report(*parts, *notes_section(prepared))
+    return Report(*parts, *notes_section(prepared.notes))
 
 
 def _op(name: str) -> str:

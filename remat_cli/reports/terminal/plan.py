@@ -32,7 +32,8 @@ from remat_cli.reports.terminal.planner_cards import PlannerCard, planner_cards
 from remat_cli.reports.timeline import Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.settings import Setting, on_command_line
-from remat_cli.training import kept_by_module
+from remat_cli.studies.eager import EagerReplay
+from remat_cli.training import KeptOfModule, kept_by_module
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 40
@@ -74,7 +75,7 @@ def plan_report(
     findings = _findings(solution, shown or ReportOptions(), estimated=prepared.is_estimated)
     steps = [section("Next", bullets(next_steps))] if next_steps else []
     spent = _spent(phrasing.time_spent(seconds or {}))
-    return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared), *steps)
+    return Report(title, verdict, *why, *findings, *spent, *notes_section(prepared.notes), *steps)
 
 
 def _spent(said: str) -> list[RenderableType]:
@@ -243,9 +244,9 @@ def _chart(chart: MemoryTimeline, run: str, behind: str = "") -> RenderableType:
     return Group(heading, indented(chart))
 
 
-def _peak(plain: Run, plan: Run | None, largest: int) -> RenderableType:
+def _peak(plain: Run, plan: Run | None, largest: int, whose: str = "the plain run's") -> RenderableType:
     at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_IN_HEADING)}"
-    return section(f"Largest tensors at the plain run's peak ({at})", PeakTable(plain, plan, largest))
+    return section(f"Largest tensors at {whose} peak ({at})", PeakTable(plain, plan, largest))
 
 
 def _moved(run: Run) -> list[RenderableType]:
@@ -267,18 +268,50 @@ def _moved(run: Run) -> list[RenderableType]:
     return [section("Largest tensors moved to the host", table)]
 
 
-def notes_section(prepared: Prepared) -> list[RenderableType]:
-    """Return a section with the graph's notes, if any."""
-    return [section("Notes", bullets([clean(note) for note in prepared.notes]))] if prepared.notes else []
+def notes_section(notes: Sequence[str]) -> list[RenderableType]:
+    """Return a section with notes, if any."""
+    return [section("Notes", bullets([clean(note) for note in notes]))] if notes else []
+
+
+def eager_report(eager: EagerReplay, *, shown: ReportOptions | None = None) -> Report:
+    """Return the first part of the report of `remat inspect` on a PyTorch step: what it takes without a plan."""
+    shown = shown or ReportOptions()
+    run = Run(eager.graph, eager.schedule, eager.trace)
+    parts: list[RenderableType] = [
+        facts([("step", graph_title(eager.graph)), *_counts(eager.graph), ("times", clean(eager.prepared.costs))]),
+        section("Eager: without a plan", columns(["", "", ""], _eager_rows(eager, run), right=(1,))),
+    ]
+    if shown.timeline:
+        parts.append(_chart(MemoryTimeline(run), "eager"))
+    if shown.largest:
+        parts += [_peak(run, None, shown.largest, "eager's"), *_kept_by_module(eager.kept_by_module, shown.largest)]
+    return Report(*parts)
+
+
+def _eager_rows(eager: EagerReplay, run: Run) -> list[Row]:
+    rows: list[Row] = [["peak", format_bytes(eager.peak_bytes), _at(run)]]
+    if eager.let_go_bytes < eager.peak_bytes:
+        rows.append(
+            ["outputs let go", format_bytes(eager.let_go_bytes), "if the loss alone is held in the backward pass"]
+        )
+    fixed = eager.graph.fixed_bytes
+    what = "parameters, gradients from before, inputs" if eager.prepared.options.accumulate else "parameters, inputs"
+    optimizer = f", state of optimizer {clean(eager.prepared.optimizer)}" if eager.prepared.optimizer else ""
+    return [*rows, ["there before", format_bytes(fixed), what + optimizer]]
 
 
 def inspect_report(
-    prepared: Prepared, *, shown: ReportOptions | None = None, seconds: Mapping[str, float] | None = None
+    prepared: Prepared,
+    *,
+    eager: EagerReplay | None = None,
+    shown: ReportOptions | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> Report:
     """Return the report of `remat inspect`.
 
     Args:
         prepared: the prepared graph.
+        eager: eager's run of a PyTorch step, reported before; the graph is the captured step.
         shown: parts to show; by default all.
         seconds: times of the call's stages, shown for a long call.
     """
@@ -299,17 +332,18 @@ def inspect_report(
         ),
         section("Bytes", columns(["", "", ""], _sizes(prepared), right=(1,))),
         section(
-            "The plain run",
+            "The plain run" if eager is None else "The captured step's plain run: what a plan at 100 % takes",
             columns(["", "", ""], _limits(plain, working_set), right=(1,)),
             *([Text(prepared.session, "dim")] if prepared.session else []),
         ),
     ]
-    if shown.timeline:
+    if shown.timeline and eager is None:
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
-    if shown.largest:
-        parts += [_peak(plain, None, shown.largest), *_kept_by_module(prepared, shown.largest)]
+    if shown.largest and eager is None:
+        kept = () if prepared.kept is None else kept_by_module(graph, prepared.kept)
+        parts += [_peak(plain, None, shown.largest), *_kept_by_module(kept, shown.largest)]
     spent = _spent(phrasing.time_spent(seconds or {}, phrasing.LONG_LOOK_SECONDS))
-    return Report(*parts, section("Room for a plan", bullets(room)), *spent, *notes_section(prepared))
+    return Report(*parts, section("Room for a plan", bullets(room)), *spent, *notes_section(prepared.notes))
 
 
 def _counts(graph: Graph) -> list[tuple[str, Cell]]:
@@ -344,12 +378,11 @@ def _sizes(prepared: Prepared) -> list[Row]:
     return rows
 
 
-def _kept_by_module(prepared: Prepared, most: int) -> list[RenderableType]:
+def _kept_by_module(parts: Sequence[KeptOfModule], most: int) -> list[RenderableType]:
     """Return a section on the saved tensors of each module.
 
     There is none if modules are unknown.
     """
-    parts = () if prepared.kept is None else kept_by_module(prepared.graph, prepared.kept)
     if not parts:
         return []
     whole = max(1, sum(part.bytes for part in parts))
@@ -401,11 +434,14 @@ def _is_captured(graph: Graph) -> bool:
     return any(op.type == BOUNDARY_TYPE for op in graph.ops)
 
 
+def _at(run: Run) -> str:
+    return "at the start" if run.peak_op is None else f"at op {shorten(run.peak_op, _LONGEST_NAME)}"
+
+
 def _limits(plain: Run, working_set: WorkingSet) -> list[Row]:
     trace = plain.trace
-    at = "at the start" if plain.peak_op is None else f"at op {shorten(plain.peak_op, _LONGEST_NAME)}"
     return [
-        ["peak", format_bytes(trace.peak_bytes), at],
+        ["peak", format_bytes(trace.peak_bytes), _at(plain)],
         ["time", format_time(trace.time, plain.graph.time_unit), "every op once in the input order"],
         ["hard limit", format_bytes(working_set.bytes), "no plan in any order needs less"],
     ]
@@ -433,7 +469,7 @@ def budget_report(planning: Planning) -> Report:
     verdict = Text(phrasing.smallest_budget(search), f"bold {STATUS_STYLES[search.solution.status]}")
     why = why_there_is_no_plan(search.solution, prepared.optimizer)
     subject = facts(_subject(prepared, planning.planner))
-    return Report(subject, verdict, *why, indented(table), *notes_section(prepared))
+    return Report(subject, verdict, *why, indented(table), *notes_section(prepared.notes))
 
 
 def verify_report(
@@ -474,7 +510,7 @@ def verify_report(
         Text(phrasing.verdict_on_schedule(trace.peak_bytes, budget_bytes), f"bold {style}"),
         _comparison("schedule", comparison_rows(plain, run, budget_bytes)),
         _chart(MemoryTimeline(run, behind=plain, budget_bytes=budget_bytes), "schedule", "plain run"),
-        *notes_section(prepared),
+        *notes_section(prepared.notes),
     )
 
 

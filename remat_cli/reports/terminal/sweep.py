@@ -64,7 +64,7 @@ def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
     remarks = _remarks(sweep) if has_chart else []
     if remarks:
         parts.append(section("Reading it", bullets(remarks)))
-    return Report(*parts, *notes_section(prepared))
+    return Report(*parts, *notes_section(prepared.notes))
 
 
 def _verdict(sweep: Sweep) -> str:

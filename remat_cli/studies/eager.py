@@ -1,0 +1,110 @@
+"""A training step as eager PyTorch runs it, without a plan: its peak, and what fills it.
+
+The step runs on tensors without data, which takes seconds; nothing is captured. The captured step's plain run keeps
+less: it is what a plan at 100 % takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat_cli.config import GraphOptions
+from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.schedule import Schedule
+from remat_cli.core.simulate import Trace, simulate
+from remat_cli.formats.functions import names_function
+from remat_cli.prepare import Prepared, prepare_reading
+from remat_cli.pytorch.capture import check_installed
+from remat_cli.training import KeptOfModule
+
+if TYPE_CHECKING:
+    from remat_cli.pytorch.capture.eager import EagerOp, EagerStep
+
+
+@dataclass(frozen=True, eq=False)
+class EagerReplay:
+    """A step in eager mode, replayed by the judge.
+
+    Attributes:
+        reference: names the step's function.
+        step: the step; all that the model returns is held during its backward pass, as training loops do.
+        prepared: its graph, with times.
+        trace: the judge's measurement.
+    """
+
+    reference: Path
+    step: EagerStep
+    prepared: Prepared
+    trace: Trace
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the ops that ran."""
+        return self.prepared.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        """Every op once, and each storage freed where eager lets it go."""
+        return self.step.schedule
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak without a plan."""
+        return self.trace.peak_bytes
+
+    @cached_property
+    def let_go_bytes(self) -> int:
+        """The peak if the loop lets go of all returned values but the loss before the backward pass."""
+        if not self.step.results:
+            return self.peak_bytes
+        return _run(self.reference, self.prepared.options, outputs_held=False).peak_bytes
+
+    @cached_property
+    def kept_by_module(self) -> tuple[KeptOfModule, ...]:
+        """What autograd keeps from forward to backward pass, by the module that made it, the largest first.
+
+        Parameters and inputs do not count.
+        """
+        step = self.step
+        forward = sum(1 for op in step.ops if op.phase is Phase.FORWARD)
+        kept = {item.storage for item in step.kept if item.at <= forward and item.until >= forward - 1}
+        parts: dict[str, dict[str, EagerOp]] = {}
+        for op in step.ops[:forward]:
+            for name in kept.intersection(op.makes):
+                parts.setdefault(step.modules.get(op.name, ""), {})[name] = op
+        modules = (_of_module(module, makers, step.bytes) for module, makers in parts.items())
+        return tuple(sorted(modules, key=lambda part: (-part.bytes, part.module)))
+
+
+def _of_module(module: str, makers: Mapping[str, EagerOp], sizes: Mapping[str, int]) -> KeptOfModule:
+    largest = max(makers, key=lambda name: sizes[name])
+    return KeptOfModule(module, sum(sizes[name] for name in makers), len(makers), largest, makers[largest].source)
+
+
+def eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
+    """Return the eager run of a training step; None of a file, a fused step, or one of several ranks.
+
+    Raises:
+        UsageError: there is no such function, it does not take the dims, or torch is missing.
+        GraphError: it is no training step, or fails on tensors without data.
+    """
+    if not names_function(path) or options.fused or options.ranks is not None:
+        return None
+    check_installed()
+    return _run(path, options, outputs_held=True)
+
+
+def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerReplay:
+    from remat_cli.pytorch.capture.eager import run_eagerly
+    from remat_cli.pytorch.capture.reader import name_of_graph
+
+    step = run_eagerly(str(path), options, accumulate=options.accumulate, outputs_held=outputs_held)
+    # The gradients from before are in the step; what is measured or split is known of the captured step.
+    alone = replace(options, accumulate=False, measurements=None, parts={}, strict=False)
+    prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone)
+    trace = simulate(prepared.graph, step.schedule)
+    return EagerReplay(path, step, replace(prepared, options=options), trace)
