@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ _REQUIRES_GRAD = (
     "leave out requires_grad_() of what the step computes; enable_input_require_grads(), which transformers and PEFT "
     "use with checkpoints, does so: model.disable_input_require_grads() undoes it, and a plan needs neither. "
     "Of forces, call the model with positions that require a gradient already"
+)
+_CUMULATIVE = (
+    "BatchNorm with momentum=None divides by the number of its batches, which is data: give it a momentum, as 0.1, or "
+    'plan the parts around it, regions="layers.*.conv"'
 )
 _INPLACE = "PyTorch itself could not differentiate this: do it out of place, or on a copy (clone)"
 _GUARD = re.compile(r"data-dependent expression (.*?) \(unhinted")
@@ -243,9 +248,14 @@ def _explained(error: BaseException, what: str, warned: Sequence[str]) -> GraphE
         elif "reorder" in reason:
             hint = _PRINTING
         elif _depends_on_data(text):
-            hint = _DATA_DEPENDENT
+            hint = _CUMULATIVE if "ToFloat" in text and "batchnorm.py" in _frames(error) else _DATA_DEPENDENT
             reason = f"a branch depends on data ({branch[1]})" if (branch := _GUARD.search(text)) else reason
     return GraphError(f"{what} cannot be captured{_where(error)}: {reason.rstrip('.: ')}", hint=hint)
+
+
+def _frames(error: Any) -> set[str]:
+    """Return the names of the files whose code was captured."""
+    return {Path(frame.filename).name for frame in getattr(error, "real_stack", None) or ()}
 
 
 def _where(error: Any) -> str:

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.unstable.autograd import current_node
-from remat_cli.pytorch.unstable.tensors import key_of, storage_key
+from remat_cli.pytorch.unstable.tensors import key_of, storage_key, version_of
 
 # What tells captures of one function apart: the number of dimensions and the element type of differentiable outputs.
 Form = tuple[tuple[int, int, torch.dtype], ...]
@@ -334,6 +334,7 @@ class _Call:
         wanted: positions of these.
         node: autograd's node of the capture.
         unread: the outputs that were captured without a tangent, and their memory, by their positions.
+        versions: inputs other than parameters, and how often each had been changed in place after the call.
     """
 
     def __init__(self, outputs: SeenOutputs, begun: Begun | None, inputs: Sequence[Any]) -> None:
@@ -347,7 +348,36 @@ class _Call:
             for place in self.wanted:
                 self.inputs[place] = None
         self.node: Any = None
+        self.versions = [
+            (weakref.ref(value), version_of(value))
+            for value in inputs
+            if isinstance(value, torch.Tensor)
+            and not isinstance(value, torch.nn.Parameter)
+            and not value.is_inference()
+        ]
         self.unread: Mapping[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Any]]] = {}
+
+    def check_unchanged(self) -> None:
+        """Check that the plan still has the inputs that it reads in the backward pass.
+
+        Raises:
+            UsageError: such an input was changed in place.
+        """
+        has_changed = any(
+            (value := reference()) is not None and version_of(value) != before for reference, before in self.versions
+        )
+        if not has_changed or self.node is None:
+            return
+        try:
+            self.node.saved_tensors  # noqa: B018  # autograd compares versions
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            raise UsageError(
+                "an input of a planned call was changed in place before the backward pass, and the plan computes from "
+                "it once more there, which eager may not do",
+                hint="change a copy of it, as x = x / 2 for x /= 2, or change it after the backward pass",
+            ) from error
 
     def note_held(self) -> None:
         """Note which outputs without a gradient are still there, other than as saved tensors."""
@@ -383,6 +413,7 @@ class _Seen(torch.autograd.Function):
         differentiable = torch.is_grad_enabled()
         unexpected = arrived.keys() - outputs.expected
         outputs.gradients.arrive(outputs.form, arrived)
+        call.check_unchanged()
         call.note_held()
         if not differentiable and not unexpected:
             if call.node is not None:

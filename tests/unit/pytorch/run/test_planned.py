@@ -116,6 +116,27 @@ class Conditional(MLP):
         return x.square().mean()
 
 
+class Halved(MLP):
+    """Reads its input only before the first product."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 0.5)
+
+
+def test_an_input_changed_before_the_backward_pass_is_refused_in_words_where_the_plan_reads_it() -> None:
+    twin, model = twins(Halved)
+    _, plain = twins(Halved)
+    for call in (twin, PlannedCall(plain, Plain())):
+        loss = call(x := torch.ones(4, 16))
+        x.div_(2)
+        loss.backward()
+    assert same(gradients(plain), gradients(twin))
+    loss = again(model)(x)
+    x.div_(2)
+    with pytest.raises(UsageError, match="an input of a planned call was changed in place"):
+        loss.backward()
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("kind", [Doubled, Conditional])
 def test_ops_of_higher_order_run_as_planned(kind: type[nn.Module]) -> None:
