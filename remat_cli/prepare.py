@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,41 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The file of a graph, which is read again for regions in parts.
+
+    Attributes:
+        path: the file.
+        options: options for reading.
+    """
+
+    path: Path
+    options: GraphOptions
+
+    @cached_property
+    def undivided(self) -> Graph:
+        """The graph without parts."""
+        if self.options.parts:
+            return prepare(self.path, replace(self.options, parts={})).graph
+        return self.in_parts({}).graph
+
+    @cached_property
+    def in_parts(self) -> PreparedWith:
+        """The function that prepares the graph with regions in parts."""
+        path, options = self.path, self.options
+        if (fault := why_not_in_parts(path, options)) is not None:
+            raise fault
+        read_in_parts = capture.in_parts(path, options) if names_function(path) else None
+
+        def prepared(cuts: Mapping[str, Split]) -> Prepared:
+            within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
+            reading = read_graph(path, within) if read_in_parts is None else read_in_parts(cuts)
+            return replace(prepare_reading(reading, str(path), within), origin=self)
+
+        return prepared
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A graph ready to be planned.
 
@@ -63,6 +99,7 @@ class Prepared:
         understated: reason and remedy if a run is known to take more memory than predicted; otherwise None.
         session: the runtime's session for which the peaks hold, in a sentence; empty if there is no choice.
         options: options for reading; with ranks, all figures are those of one rank.
+        origin: the file, for regions in parts; None for a graph that was not read from one.
     """
 
     graph: Graph
@@ -77,11 +114,35 @@ class Prepared:
     understated: tuple[str, str] | None = None
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
+    origin: Origin | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def undivided(self) -> Graph:
+        """The graph without regions in parts: the model as the user gave it."""
+        return self.origin.undivided if self.options.parts and self.origin is not None else self.graph
+
+    @property
+    def in_parts(self) -> PreparedWith:
+        """The function that prepares this graph with regions in parts.
+
+        Raises:
+            UsageError: it can have no parts.
+        """
+        if self.origin is None:
+            raise UsageError(
+                f"graph {self.graph.name!r} was not read from a file that can be split",
+                hint="split takes PyTorch steps, and ONNX models for inference",
+            )
+        return self.origin.in_parts
 
     @property
     def is_estimated(self) -> bool:
         """Whether the sizes of some results are guesses, so that peaks may be above those that are told."""
         return self.guessed is not None
+
+
+# Returns the graph with these regions in parts; raises UsageError where one cannot be.
+PreparedWith = Callable[[Mapping[str, Split]], Prepared]
 
 
 def read(path: Path, options: GraphOptions) -> Reading:
@@ -95,7 +156,7 @@ def read(path: Path, options: GraphOptions) -> Reading:
     return capture.read(path, options) if names_function(path) else read_graph(path, options)
 
 
-def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) -> Prepared:
+def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True, split: bool = False) -> Prepared:
     """Read the file at `path`, and prepare its graph for planning.
 
     Args:
@@ -103,15 +164,19 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True) 
         options: options for reading.
         derive_training: whether a forward graph becomes a training graph in training mode; otherwise the result is the
             forward graph, with the marks from which the training graph can be derived.
+        split: its regions are going to run in parts: a step that is captured now is not captured for them again.
 
     Raises:
         GraphError: the file or the graph in it is bad.
-        UsageError: the options contradict each other or the file.
+        UsageError: the options contradict each other or the file, or the graph cannot be split.
     """
-    return prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
+    if split:
+        return prepare_in_parts(path, options)({})
+    prepared = prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
+    return replace(prepared, origin=Origin(path, options))
 
 
-def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str, Split]], Prepared]:
+def prepare_in_parts(path: Path, options: GraphOptions) -> PreparedWith:
     """Return a function that prepares a PyTorch step, or an ONNX model for inference, with regions in parts.
 
     Args:
@@ -123,27 +188,7 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> Callable[[Mapping[str
         UsageError: it can have no parts, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    if (fault := why_not_in_parts(path, options)) is not None:
-        raise fault
-    read_in_parts = capture.in_parts(path, options) if names_function(path) else None
-
-    def prepared(cuts: Mapping[str, Split]) -> Prepared:
-        within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
-        reading = read_graph(path, within) if read_in_parts is None else read_in_parts(cuts)
-        return prepare_reading(reading, str(path), within)
-
-    return prepared
-
-
-def without_parts(path: Path, options: GraphOptions, graph: Graph) -> Graph:
-    """Return the graph of a file without parts, which is the given one if it has none.
-
-    Args:
-        path: the file.
-        options: options with which `graph` was read.
-        graph: the graph.
-    """
-    return prepare(path, replace(options, parts={})).graph if options.parts else graph
+    return Origin(path, options).in_parts
 
 
 def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:

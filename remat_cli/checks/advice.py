@@ -109,7 +109,7 @@ def plain_need(prepared: Prepared, request: Request, observe: Observer) -> int:
 
 def plain_planning(prepared: Prepared, request: Request, observe: Observer) -> Planning:
     """Return the plain run as the plan, or the refusal if it does not fit."""
-    request = replace(request, planner=PlannerChoice("keep_all"), max_overhead=None)
+    request = replace(request, planner=PlannerChoice("keep_all"), max_overhead=None, split=False)
     return uninterrupted(plan(prepared, request, observe))
 
 

@@ -274,6 +274,7 @@ class _Check:
                 self.failures.extend(self.execution_failures(prepared, plain_run(prepared.graph), limit))
         elif limit is not None:
             planning = self.planning(prepared, plain, limit)
+            self.notes = planning.prepared.notes
             if planning.trace is not None:
                 self.figures = replace(
                     self.figures,
@@ -285,7 +286,7 @@ class _Check:
             self.failures.extend(self.plan_failures(planning, limits))
             if self.model.execute and not self.failures:
                 assert planning.schedule is not None
-                self.failures.extend(self.execution_failures(prepared, planning.schedule, limit))
+                self.failures.extend(self.execution_failures(planning.prepared, planning.schedule, limit))
         if limit is not None and not self.failures and not self.model.execute:
             self.failures.extend(_doubts(prepared))
         if self.model.max_regression is not None and not self.accept:
@@ -370,7 +371,7 @@ class _Check:
 
         The limit in bytes is checked, too.
         """
-        options = replace(self.model.graph, mode=prepared.mode)
+        options = replace(self.model.graph, mode=prepared.mode, parts=prepared.options.parts)
         check_can_execute(self.model.path, options, schedule)
         execution = execute_plan(
             self.model.path,

@@ -185,7 +185,7 @@ def budget_bytes(spec: BudgetSpec | None, file: ScheduleFile, prepared: Prepared
             ("a schedule that is there cannot be held against ", Setting("budget", "min")),
             hint="give a size, such as 8GB, 80% or 60% of activations",
         )
-    return bytes_of_budget(spec, prepared.graph)
+    return bytes_of_budget(spec, prepared.undivided)
 
 
 def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: int | None) -> InvalidSchedule | None:
@@ -197,7 +197,7 @@ def broken_claims(file: ScheduleFile, prepared: Prepared, trace: Trace, budget: 
     hint = "the steps, the figures or the graph were changed after it was planned; plan again"
     if budget is not None and trace.peak_bytes > budget:
         step = trace.peak_step
-        meant = meant_as_share(budget, baseline_of(prepared.graph).peak_bytes)
+        meant = meant_as_share(budget, baseline_of(prepared.undivided).peak_bytes)
         hint = hint if broken else meant or "plan again with this budget"
         above = f"{exact_bytes(trace.peak_bytes)}, is above the budget of {exact_bytes(budget)}"
         broken.insert(0, f"step {step}: the peak, {above}")
@@ -240,7 +240,7 @@ def _other_reserved(file: ScheduleFile, prepared: Prepared, budget: int | None) 
 
 def _false_claims(file: ScheduleFile, prepared: Prepared, trace: Trace) -> Iterator[str]:
     """Yield each figure in the file that the replay contradicts."""
-    graph, baseline = prepared.graph, baseline_of(prepared.graph)
+    graph, baseline = prepared.graph, baseline_of(prepared.undivided)
     measured: dict[str, int | str] = {
         "graph.name": graph.name,
         "graph.kind": str(graph.kind),

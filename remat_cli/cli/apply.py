@@ -19,7 +19,6 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.formats.writing import check_writes
-from remat_cli.prepare import without_parts
 from remat_cli.settings import over
 from remat_cli.units import format_names
 
@@ -79,7 +78,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
     # The runtime frees every value as early as possible, whatever the file says.
     run = with_frees(live, [name for name in file.schedule.computes if name in live.op])
     trace = simulate(live, run)
-    plain = baseline_of(without_parts(model, options, graph))
+    plain = baseline_of(prepared.undivided)
     facts = {
         "planner": file.planner,
         "budget_bytes": file.budget_bytes,

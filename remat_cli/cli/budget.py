@@ -46,7 +46,7 @@ def command(graph: Path, as_json: bool, quiet: bool, **given: Any) -> int:
     streams = Output(as_json=as_json, quiet=quiet)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, config.graph)
+        prepared = prepare(graph, config.graph, split=config.request.split)
         planning = plan(prepared, replace(config.request, budget=BudgetSpec(smallest=True)), observe)
     streams.report(lambda: budget_report(planning), lambda: budget_summary(planning))
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code

@@ -21,7 +21,7 @@ from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import Request, RunConfig
 from remat_cli.errors import ExitCode, UsageError
-from remat_cli.prepare import prepare, prepare_in_parts
+from remat_cli.prepare import prepare
 
 if TYPE_CHECKING:
     from remat_cli.planning import Planning
@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the schedule, or with --as policy the code, here; - is stdout.",
 )
-@click.option(
-    "--split",
-    is_flag=True,
-    help="Run regions of a PyTorch step, or of an ONNX model for inference, part after part where the budget needs it.",
-)
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
@@ -63,7 +58,6 @@ if TYPE_CHECKING:
 def command(
     graph: Path,
     form: str | None,
-    split: bool,
     output: Path | None,
     html: Path | None,
     as_json: bool,
@@ -84,7 +78,7 @@ def command(
       remat plan train.py:step --budget 8GB --as policy -o policy.py
       remat plan train.py:step --budget 8GB --split -o schedule.json
     """
-    from remat_cli.planning import LEAST_TRIAL, plan, plan_split, try_split
+    from remat_cli.planning import LEAST_TRIAL, plan, try_split
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
@@ -95,8 +89,8 @@ def command(
         raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
     if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
-    if split:
-        _check_split(form, config)
+    if request.split and form is not None:
+        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     if form is not None:
@@ -107,16 +101,12 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         with watch.stage("reading"):
-            prepared_with = prepare_in_parts(graph, config.graph) if split else None
-            prepared = prepare(graph, config.graph) if prepared_with is None else prepared_with({})
+            prepared = prepare(graph, config.graph, split=request.split)
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
-            if prepared_with is None:
-                planning = plan(prepared, request, Timed(observe, watch))
-            else:
-                planning = plan_split(prepared_with, request, Timed(observe, watch)).noted
+            planning = plan(prepared, request, Timed(observe, watch))
         tried = None
-        if prepared_with is None and planning.schedule is None and not planning.solution.interrupted:
+        if not request.split and planning.schedule is None and not planning.solution.interrupted:
             observe.phase("trying --split")
             seconds = max(LEAST_TRIAL, sum(watch.seconds.values()))
             with watch.stage("trying --split"):
@@ -134,7 +124,7 @@ def command(
         in_a_call(graph),
         written,
         fused=config.graph.fused,
-        in_parts=split or bool(config.graph.parts),
+        in_parts=request.split or bool(config.graph.parts),
         split_tried="" if tried is None else tried.in_words("--split"),
         slow=_why_uncompiled(planning),
     )
@@ -147,21 +137,6 @@ def command(
         },
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
-
-
-def _check_split(form: str | None, config: RunConfig) -> None:
-    """Refuse options that exclude regions in parts.
-
-    Raises:
-        UsageError: something is asked for that does not.
-    """
-    if form is not None:
-        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
-    if config.request.banks or config.request.arena:
-        raise UsageError(
-            "--split tries one graph after another, and no addresses for each",
-            hint="plan with --split, then give the --parts that its notes name with --addresses",
-        )
 
 
 def _why_uncompiled(planning: Planning) -> str:

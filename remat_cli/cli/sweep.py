@@ -65,7 +65,7 @@ def command(
         check_can_plot(plot)
     with streams.progress() as observe:
         observe.phase("reading the graph")
-        prepared = prepare(graph, config.graph)
+        prepared = prepare(graph, config.graph, split=config.request.split)
         streams.notes(notes_on_memory(prepared.graph))
         result = sweep(prepared, requests, sizes, observe)
     if not result.points:

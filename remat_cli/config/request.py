@@ -49,6 +49,7 @@ class Request(Settings):
         banks: memories for the addresses, by name. The budget is then that of their sum: at most, and by default, their
             size.
         allocator: the allocator that serves the plan. The budget then covers what it reserves.
+        split: regions of a PyTorch step, or of an ONNX model for inference, may run in parts.
     """
 
     budget: BudgetSpec | None = setting(
@@ -100,6 +101,10 @@ class Request(Settings):
         parse=parse_allocator,
         written=str,
     )
+    split: bool = setting(
+        False,
+        "Run regions of a PyTorch step, or of an ONNX model for inference, part after part where the budget needs it.",
+    )
 
     @property
     def holds_more_than_peak(self) -> bool:
@@ -149,7 +154,7 @@ class Request(Settings):
 
         Raises:
             UsageError: the planner does not have an option, or a value is wrong; or plans may offload, and the planner
-                moves nothing to the host. Or both addresses and an allocator are asked for.
+                moves nothing to the host. Or addresses are asked for together with an allocator or with parts.
         """
         chosen = self.chosen
         _ = chosen.built
@@ -157,6 +162,11 @@ class Request(Settings):
             raise UsageError(
                 (place, Setting("arena"), " and ", Setting("allocator"), " do not go together"),
                 hint="a plan with addresses lies in one block, of which no allocator knows; leave one of them out",
+            )
+        if self.split and (self.arena or self.banks):
+            raise UsageError(
+                (place, Setting("split"), " tries one graph after another, and no addresses for each"),
+                hint=("plan with ", Setting("split"), ", then give the parts that its notes name with addresses"),
             )
         if self.offload:
             chosen.check_can_offload(place)

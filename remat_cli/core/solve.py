@@ -44,7 +44,7 @@ class Solution:
         problem: the problem given to the planner.
         result: the planner's claim as corrected by the judge: without refuted bounds, with bounds that the judge adds.
         trace: the simulator's measurement of the plan; None without a plan.
-        baseline: the plain run, measured.
+        baseline: the plain run, measured; that of the graph without parts if the problem's graph has parts.
         closest: without a plan: the measured schedule of the smallest peak found.
         working_set: the memory below which no plan can go.
         interrupted: the user stopped the planner; the plan is the best one until then.
@@ -57,6 +57,7 @@ class Solution:
         reserved: bytes that the allocator reserves for the plan; None without an allocator.
         closest_reserved_bytes: without a plan: the least bytes that the allocator reserves for plans whose peak fits;
             None without an allocator, or if no peak fits.
+        undivided: the graph without parts; None if the problem's graph has no parts.
     """
 
     problem: Problem
@@ -73,6 +74,12 @@ class Solution:
     has_addresses: bool = False
     reserved: Reserved | None = None
     closest_reserved_bytes: int | None = None
+    undivided: Graph | None = None
+
+    @property
+    def plain_graph(self) -> Graph:
+        """The graph of the plain run: the model as the user gave it."""
+        return self.undivided or self.problem.graph
 
     @property
     def uncounted_bytes(self) -> int:
@@ -289,6 +296,27 @@ def _claim_of(planner: Planner, problem: Problem, judge: _Judge) -> PlanResult:
     ) from error
 
 
+def compared_with(solution: Solution, undivided: Graph) -> Solution:
+    """Return a solution whose baseline is the plain run of the graph without parts.
+
+    A bound on the plans of one division is none on those of others. What holds for the model is that each op runs at
+    least once.
+
+    Args:
+        solution: the solution, perhaps of a graph with parts.
+        undivided: the graph without parts.
+    """
+    if undivided is solution.problem.graph:
+        return solution
+    baseline, result = baseline_of(undivided), solution.result
+    if solution.trace is not None:
+        time = solution.trace.time
+        bounds = (Bound(baseline.time, Scope.ANY_PLAN),) if time >= baseline.time else ()
+        status = Status.OPTIMAL if time == baseline.time else Status.FEASIBLE
+        result = replace(result, status=status, bounds=bounds)
+    return replace(solution, result=result, baseline=baseline, undivided=undivided)
+
+
 def with_arena(solution: Solution, schedule: Schedule, arena: Arena) -> Solution:
     """Return a solution with a plan that lies in an arena.
 
@@ -352,9 +380,11 @@ def _with_other_plan(solution: Solution, schedule: Schedule) -> Solution:
 def with_plan_of(solution: Solution, other: Solution) -> Solution:
     """Return a solution with the plan of another, faster solution.
 
-    The other solution is for the same graph, and its plan fits this budget. The judge checks the bounds of `solution`
-    against that plan.
+    The other solution's plan fits this budget. The judge checks the bounds of `solution` against that plan, if both are
+    for the same graph; otherwise one of them has regions in parts, and nothing that was proven is taken over.
     """
+    if other.problem.graph is not solution.problem.graph:
+        return replace(other, problem=replace(other.problem, budget=solution.problem.budget))
     assert other.trace is not None
     assert other.result.schedule is not None
     judge = _Judge(solution.problem, Observer())

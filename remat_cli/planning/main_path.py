@@ -7,13 +7,14 @@ studies and PyTorch all use `plan`. Nobody else builds a `Problem`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from remat_cli.config import PlannerChoice, Request
-from remat_cli.core.problem import Budget, Observer, Problem, Status
+from remat_cli.core.problem import Budget, Observer, Problem, Scope, Status
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace
-from remat_cli.core.solve import Solution, baseline_of, solve
+from remat_cli.core.solve import Solution, baseline_of, compared_with, solve
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
 from remat_cli.formats.writing import write_file
@@ -139,18 +140,30 @@ def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Plann
 def plan(prepared: Prepared, request: Request, observe: Observer | None = None) -> Planning:
     """Plan a graph for a request, and prove the plan by simulation.
 
+    Overheads are over the plain run of the graph without parts.
+
     Args:
         prepared: the graph.
         request: the request with a budget; for "min", the smallest budget is searched.
         observe: receives the planner's plans and bounds.
 
     Raises:
-        UsageError: no budget is named, the planner does not have an option, or plans may offload but the link is
-            unknown.
+        UsageError: no budget is named, the planner does not have an option, plans may offload but the link is unknown,
+            or the graph cannot be split.
         PlannerRefuses: the planner cannot take this graph.
         FalseClaim: one of the planner's schedules does not run.
         KeyboardInterrupt: the planner was interrupted before it found a plan.
     """
+    if request.split:
+        # Imported here because the search for parts plans each graph by this function.
+        from remat_cli.planning.split_choice import plan_split
+
+        planning = plan_split(prepared.in_parts, request, observe, prepared=prepared).noted
+        if planning.search is None:
+            return planning
+        # What no plan of one division fits, a plan of another may: all have the same bytes in memory from start to end.
+        search = replace(planning.search, proven_bytes=prepared.graph.fixed_bytes, scope=Scope.ANY_PLAN)
+        return replace(planning, search=search)
     graph, planner, observe = prepared.graph, request.chosen.built, observe or Observer()
     with observe.judging():
         baseline_of(graph)
@@ -158,7 +171,7 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
     budget = Budget(baseline_of(graph).peak_bytes if size is None else size)
     problem = Problem(graph, budget, prepared.link, request.offload)
     if size is None:
-        search = smallest_budget(problem, planner, observe, request.max_overhead)
+        search = smallest_budget(problem, planner, observe, _over_its_own(prepared, request.max_overhead))
         if request.arena:
             from remat_cli.planning.addresses import smallest_arena
 
@@ -168,8 +181,9 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
             from remat_cli.planning.reserved import reserved_for_smallest
 
             search = replace(search, solution=reserved_for_smallest(search.solution, request.allocator))
-        solution = replace(search.solution, has_addresses=request.arena)
-        return Planning(prepared, request, solution, replace(search, solution=solution))
+        solution = compared_with(replace(search.solution, has_addresses=request.arena), prepared.undivided)
+        search = replace(search, solution=solution, max_overhead=request.max_overhead)
+        return Planning(prepared, request, solution, search)
     if request.arena:
         # Imported here because the search for addresses loads OR-tools.
         from remat_cli.planning.addresses import solve_with_addresses
@@ -183,5 +197,14 @@ def plan(prepared: Prepared, request: Request, observe: Observer | None = None) 
     else:
         solved = solve(problem, planner, observe)
     seconds = getattr(planner, "time_limit", _SECONDS)
-    solution = with_closest(within_overhead(solved, request.max_overhead), observe, seconds)
+    solution = compared_with(solved, prepared.undivided)
+    solution = with_closest(within_overhead(solution, request.max_overhead), observe, seconds)
     return Planning(prepared, request, replace(solution, has_addresses=request.arena))
+
+
+def _over_its_own(prepared: Prepared, max_overhead: Fraction | None) -> Fraction | None:
+    """Return a largest overhead over the plain run of this graph: the given one is over the graph without parts."""
+    if max_overhead is None or prepared.undivided is prepared.graph:
+        return max_overhead
+    allowed = (1 + max_overhead) * baseline_of(prepared.undivided).time
+    return allowed / max(1, baseline_of(prepared.graph).time) - 1

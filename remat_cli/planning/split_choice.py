@@ -8,7 +8,7 @@ the step without parts is held against others. A plan without parts counts, too:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,18 +19,15 @@ from remat_cli.config import GraphOptions, Request
 from remat_cli.core.bounds import WorkingSet, largest_working_set, working_set_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
-from remat_cli.core.solve import share_over
+from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning.main_path import Planning, plan
 from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
-from remat_cli.prepare import Prepared, prepare_in_parts, why_not_in_parts
+from remat_cli.prepare import Prepared, PreparedWith, why_not_in_parts
 from remat_cli.splitting import Split, cuts_in_words, written_cuts
 from remat_cli.units import exact_bytes, format_bytes, format_time, more_time
-
-# Returns the graph with these cuts; raises UsageError where one cannot be made.
-PreparedWith = Callable[[Mapping[str, Split]], Prepared]
 
 # Least seconds of a trial for a refusal.
 LEAST_TRIAL = 2.0
@@ -81,19 +78,10 @@ class SplitPlanning:
 
     @property
     def noted(self) -> Planning:
-        """The planning, with notes on the effect of splitting."""
-        plain = self.whole.solution.baseline
-        if self.cuts:
-            unit = self.whole.prepared.graph.time_unit
-            note = (
-                f"without parts, the plain run peaks at {format_bytes(plain.peak_bytes)} and takes "
-                f"{format_time(plain.time, unit)}"
-            )
-        elif self.bound_by:
-            note = f"split was tried: {self.obstacle}"
-        else:
+        """The planning, with a note on what is in the way in parts."""
+        if self.cuts or not self.bound_by:
             return self.planning
-        prepared = self.planning.prepared
+        note, prepared = f"split was tried: {self.obstacle}", self.planning.prepared
         return replace(self.planning, prepared=replace(prepared, notes=(*prepared.notes, note)))
 
     @property
@@ -141,6 +129,7 @@ def plan_split(
     request: Request,
     observe: Observer | None = None,
     *,
+    prepared: Prepared | None = None,
     whole: Planning | None = None,
     draft: PreparedWith | None = None,
     former: Iterable[Mapping[str, Split]] = (),
@@ -154,6 +143,7 @@ def plan_split(
         prepared_with: returns the graph with some cuts.
         request: names a budget; a share is one of the plain peak without parts.
         observe: is told what the planner finds.
+        prepared: the graph without parts; None: it is prepared here.
         whole: the result for this request without parts; None: it is planned here.
         draft: returns the graph with some cuts sooner, without what is measured of its kernels; None: there is no such
             difference.
@@ -166,8 +156,9 @@ def plan_split(
     Raises:
         UsageError: as `plan`.
     """
+    request = replace(request, split=False)
     if whole is None:
-        whole = plan(prepared_with({}), request, observe)
+        whole = plan(prepared or prepared_with({}), request, observe)
     if request.budget is not None and not request.budget.smallest:
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
@@ -197,8 +188,7 @@ def try_split(
     if len(refused.prepared.graph.ops) > _MOST_OPS_OF_TRIAL or why_not_in_parts(path, options) is not None:
         return None
     with suppress(KeyboardInterrupt):  # the answer to the request, that no plan fits, is known
-        prepared_with = prepare_in_parts(path, options)
-        return plan_split(prepared_with, request, observe, whole=refused, any_plan=True, seconds=seconds)
+        return plan_split(refused.prepared.in_parts, request, observe, whole=refused, any_plan=True, seconds=seconds)
     return None
 
 
@@ -512,7 +502,8 @@ class _Search:
         trace = self.found[0].trace
         if self._is_smallest or trace is None:
             return False
-        return self.any_plan or not self.found[0].overhead or trace.time <= self.whole.solution.baseline.time
+        own = baseline_of(self.found[0].prepared.graph).time
+        return self.any_plan or trace.time <= max(own, self.whole.solution.baseline.time)
 
 
 def _name(cuts: Mapping[str, Split]) -> str:

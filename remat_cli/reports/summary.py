@@ -113,7 +113,7 @@ def verify_summary(
         taken: options that the schedule gave.
         file: content of the schedule file; its bound is passed on unchecked.
     """
-    baseline = baseline_of(prepared.graph)
+    baseline = baseline_of(prepared.undivided)
     return {
         "graph": graph_summary(prepared),
         "options_from_schedule": {setting.name: setting.value for setting in taken},

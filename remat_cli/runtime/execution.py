@@ -14,7 +14,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import UsageError
 from remat_cli.formats.functions import names_function
-from remat_cli.prepare import Prepared, without_parts
+from remat_cli.prepare import Prepared, prepare
 from remat_cli.pytorch.capture import check_installed
 from remat_cli.settings import Setting
 
@@ -150,7 +150,7 @@ def execute_plan(
         seed=seed,
         time_limit=time_limit,
         beside_usual=beside_usual,
-        whole=without_parts(path, options, graph) if options.parts else None,
+        whole=prepare(path, replace(options, parts={})).graph if options.parts else None,
         regions=each_in_parts(path, options),
         observe=observe,
     )

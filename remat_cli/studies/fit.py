@@ -88,8 +88,8 @@ class Fit:
         smallest: the model at the smallest allowed value.
         plain: the largest value whose plain run fits, or None.
         found: the largest value with a plan, or None.
-        limit: the largest value at which the largest working set fits, or None; above this value no plan in any order
-            fits.
+        limit: the largest value at which the least memory of a plan fits, or None; above this value no plan in any
+            order fits.
         planning: the plan at `found`; without one, the refusal at the smallest value.
         refused: values without a plan, ascending, each with the planner's status.
         is_monotone: among the values tried, the plain run's memory never fell as the value grew.
@@ -185,7 +185,7 @@ class _Search:
     observe: Observer
     predict_at: Callable[[int], Prepared | None]
     _plain_peaks: dict[int, int] = field(default_factory=dict)
-    _working_sets: dict[int, int] = field(default_factory=dict)  # bytes of the largest working set, by number
+    _working_sets: dict[int, int] = field(default_factory=dict)  # least bytes of a plan, by number
     _plans: dict[int, Planning] = field(default_factory=dict)
     _ended_early: set[int] = field(default_factory=set)  # numbers whose planner stopped at a plan and could run on
     _predicted: set[int] = field(default_factory=set)  # numbers with a predicted model, not a read one
@@ -200,7 +200,7 @@ class _Search:
         self._kept[1] = self._at(1)
         plain = largest(lambda number: self._at(number).plain_peak_bytes <= budget, 0, most, self._guess_plain)
         self._check_memory_depends(plain)
-        limit = largest(lambda number: self._at(number).least_bytes <= budget, plain, most, self._guess_limit)
+        limit = largest(lambda number: self._least_bytes(self._at(number)) <= budget, plain, most, self._guess_limit)
         try:
             largest_number = self._largest_planned(plain, limit)
         except KeyboardInterrupt:
@@ -230,15 +230,24 @@ class _Search:
 
     def _read_or_predict(self, number: int) -> Sized:
         value = number * self.question.multiple_of
-        predicted = None if self.question.request.holds_more_than_peak else self.predict_at(value)
+        predicted = None if self._plans_differ else self.predict_at(value)
         if predicted is None:
             sized = Sized(value, self._read(value))
         else:
             self._predicted.add(number)
             sized = Sized(value, predicted)
         self._plain_peaks[value] = sized.plain_peak_bytes
-        self._working_sets[number] = sized.least_bytes
+        self._working_sets[number] = self._least_bytes(sized)
         return sized
+
+    @property
+    def _plans_differ(self) -> bool:
+        """Whether a plan at one value says little of another value: addresses, reserved bytes and parts differ."""
+        return self.question.request.holds_more_than_peak or self.question.request.split
+
+    def _least_bytes(self, sized: Sized) -> int:
+        """Return the least memory that a plan needs; in parts, an op may need less than as a whole."""
+        return sized.prepared.graph.fixed_bytes if self.question.request.split else sized.least_bytes
 
     def _read(self, value: int) -> Prepared:
         self.observe.phase(f"reading the model at {self.question.dim}={value}")
@@ -330,7 +339,7 @@ class _Search:
             high: a number without a plan.
         """
         request = self.question.request
-        if schedule is None or request.holds_more_than_peak:
+        if schedule is None or self._plans_differ:
             return low
         known, budget = self._plans[number], self.question.budget_bytes
         # At number 0 stands a guess: the fixed bytes at the smallest value.
@@ -358,16 +367,18 @@ class _Search:
         sized = self._at(number)
         request = self.question.request
         first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
-        # The first plan need not have addresses, or an allocator, that fit.
-        planning = self._plan(sized, request, self.observe if request.holds_more_than_peak else first)
+        # The first plan need not have addresses, or an allocator, that fit; and each division has a first one.
+        planning = self._plan(sized, request, self.observe if self._plans_differ else first)
         self._plans[number] = planning
-        if first.has_enough and not request.holds_more_than_peak:
+        if first.has_enough and not self._plans_differ:
             self._ended_early.add(number)
         self._interrupted = planning.solution.interrupted
         return planning.trace is not None
 
     def _run_on(self, number: int) -> None:
         """Run the planner on from its first plan, on the model as read."""
+        if self._plans_differ:
+            return
         sized, known = self._at(number), self._plans[number]
         if known.prepared is not sized.prepared and known.schedule is not None:
             known = self._plans[number] = plan_again(known, sized.prepared, known.schedule)

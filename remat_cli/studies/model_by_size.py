@@ -11,7 +11,7 @@ from pathlib import Path
 from remat_cli.config import GraphOptions
 from remat_cli.formats import Reading
 from remat_cli.formats.other_sizes import SizeCurves
-from remat_cli.prepare import Prepared, prepare_reading, read
+from remat_cli.prepare import Origin, Prepared, prepare_reading, read
 
 # Models that are read before others are predicted: as many as fix a parabola, and the first, which often differs from
 # the others.
@@ -46,7 +46,7 @@ class ModelBySize:
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
             self._curves = SizeCurves.through(self._read)
-        return prepare_reading(reading, str(self.path), options)
+        return self._prepared(reading, options)
 
     def predict_at(self, value: int) -> Prepared | None:
         """Predict the model at a value; return None if impossible.
@@ -59,7 +59,10 @@ class ModelBySize:
         predicted = None if self._curves is None or value in self._read else self._curves.at(value)
         if predicted is None:
             return None
-        return prepare_reading(predicted, str(self.path), self._options(value))
+        return self._prepared(predicted, self._options(value))
+
+    def _prepared(self, reading: Reading, options: GraphOptions) -> Prepared:
+        return replace(prepare_reading(reading, str(self.path), options), origin=Origin(self.path, options))
 
     def _options(self, value: int) -> GraphOptions:
         return replace(self.options, dims={**self.options.dims, self.dim: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,18 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
     assert ended.code == 0, ended.err
     words = " ".join(ended.out.split())
     assert "results are those of the step to rounding" in words
-    assert "without parts, the plain run peaks at" in words
     assert "planned(model, '" in words
-    assert json.loads(schedule.read_text())["graph"]["options"]["parts"]
-    assert remat("verify", step, schedule, "-q").code == 0
+    written = json.loads(schedule.read_text())
+    assert written["graph"]["options"]["parts"]
+    whole = remat("plan", step, "--budget", "100%", "--time-limit", 1, "--json").json
     executed = remat("verify", step, schedule, "--execute", "--json")
     assert executed.code == 0, executed.err
+    for compared in (written, executed.json):  # with the step as it is, not with the plain run of its parts
+        assert compared["baseline"] == whole["baseline"]
+        assert compared["overhead"] == compared["time"] / whole["time"] - 1 > 0
+    assert written["bound"]["overhead"] == 0
+    schedule.write_text(json.dumps({**written, "baseline": {**written["baseline"], "time": 1}}))
+    assert "the file says baseline.time 1" in remat("verify", step, schedule, "-q").err
     assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0
 
 
@@ -121,7 +128,6 @@ def test_a_batch_of_eight_runs_within_the_memory_of_two(remat: Remat, tmp_path: 
     assert remat("plan", model, *inference, *eight, "--time-limit", 1).code == 3
     ended = remat("plan", model, *inference, *eight, "--time-limit", 1, "--split", "-o", schedule)
     assert ended.code == 0, ended.err
-    assert "without parts, the plain run peaks at" in " ".join(ended.out.split())
     applied = remat("apply", model, schedule, "-o", new, "--json").json
     assert applied["baseline"]["peak_bytes"] > 2 * applied["peak_bytes"]
     assert "the parts were checked by running: on random inputs, outputs are those" in applied["notes"][-1]
@@ -148,6 +154,41 @@ def test_a_region_whose_parts_differ_is_named(remat: Remat, tmp_path: Path, monk
         assert ended.code == 5
         assert "other results come from the region around 'softmax' in parts" in " ".join(ended.err.split())
     assert not new.exists()
+
+
+def test_each_verb_that_plans_takes_split(remat: Remat, tmp_path: Path) -> None:
+    model = image_model(tmp_path)
+    read = ("--mode", "inference", "--dim", "batch=8")
+    fast = ("--planner", "dtr")
+    whole, parts = (remat("budget", model, *read, *fast, *split, "--json").json for split in ((), ("--split",)))
+    assert parts["plain_peak_bytes"] == whole["plain_peak_bytes"]
+    assert parts["found_bytes"] < 0.5 * whole["found_bytes"]
+    assert parts["proven_bytes"] < parts["found_bytes"]
+
+    asked = (*read, "--budgets", "60%,100%", *fast, "--json")
+    points = remat("sweep", model, *asked, "--split").json["curves"][0]["points"]
+    assert [point["peak_bytes"] is None for point in points] == [False, False]
+    assert points[0]["overhead"] > points[1]["overhead"] == 0
+    (compared,) = remat("compare", model, *asked, "--split").json["graphs"]
+    assert compared["baseline"]["peak_bytes"] == whole["plain_peak_bytes"]
+    assert remat("compare", model, *asked).code == 3
+
+    fitting = ("--mode", "inference", "--dim", "batch", "--budget", whole["found_bytes"], "--at-most", 9, *fast)
+    values = (remat("fit", model, *fitting, *split, "--json").json["found"]["value"] for split in ((), ("--split",)))
+    assert [*values] == [8, 9]
+
+
+def test_files_of_settings_take_split(remat: Remat, tmp_path: Path) -> None:
+    image_model(tmp_path)
+    said = "{path: model.onnx, mode: inference, dims: {batch: 8}, "
+    (tmp_path / "remat.yaml").write_text(
+        f"models:\n- {said}name: parts, planner: dtr, budget: 60%, split: true}}\n"
+        f"- {said}name: whole, planner: dtr, budget: 60%}}\n"
+    )
+    ended = remat("check", tmp_path / "remat.yaml")
+    assert re.findall(r"^(holds|fails)  (\S+)", ended.out, re.MULTILINE) == [("holds", "parts"), ("fails", "whole")]
+    (tmp_path / "batch.yaml").write_text(f"budgets: [60%]\nconfigs: [dtr]\nsplit: true\ngraphs:\n- {said[:-2]}}}\n")
+    assert remat("batch", tmp_path / "batch.yaml", "-o", tmp_path / "results.jsonl").code == 0
 
 
 def test_split_takes_models_for_inference_alone(remat: Remat, tmp_path: Path) -> None:

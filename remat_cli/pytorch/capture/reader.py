@@ -124,8 +124,7 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
 
 def _notes_on_parts(cuts: Mapping[str, Split]) -> list[str]:
     return [
-        f"the region around op {name!r} is run in {cut.parts} parts: bounds are those of this graph, and results are "
-        "those of the step to rounding"
+        f"the region around op {name!r} is run in {cut.parts} parts: results are those of the step to rounding"
         for name, cut in sorted(cuts.items())
     ]
 

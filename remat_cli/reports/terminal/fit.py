@@ -86,7 +86,8 @@ def _remarks(fit: Fit) -> list[str]:
     dim = shorten(fit.question.dim, _LONGEST_NAME)
     said = []
     if fit.limit is not None and fit.limit_is_proven:
-        said.append("Above the hard limit no plan in any order fits: one op alone needs more.")
+        needs = "what is always in memory" if fit.question.request.split else "one op alone"
+        said.append(f"Above the hard limit no plan in any order fits: {needs} needs more.")
     if fit.reaches_end:
         said.append(f"No {dim} above {fit.question.at_most:,} was tried: --at-most allows more.")
     if fit.found is not None and fit.refused:

@@ -120,7 +120,7 @@ def why_there_is_no_plan(solution: Solution, optimizer: str | None) -> list[Rend
 
 def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> list[RenderableType]:
     """Return table, chart and tensors of the plan or the closest run."""
-    plain, (name, run) = Run.plain(solution.problem.graph), shown_run(solution)
+    plain, (name, run) = Run.plain(solution.plain_graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     parts: list[RenderableType] = [_comparison(name, plan_rows(solution, estimated=estimated))]
     if shown.timeline and run is None:
@@ -128,7 +128,9 @@ def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> l
     elif shown.timeline and run is not None:
         parts.append(_chart(MemoryTimeline(run, behind=plain, budget_bytes=budget), name, "plain run"))
     if shown.largest and run is not None:
-        parts += [_peak(plain, run, shown.largest), *_moved(run)]
+        own = Run.plain(solution.problem.graph)
+        whose = "the plain run's" if solution.undivided is None else "the divided plain run's"
+        parts += [_peak(own, run, shown.largest, whose), *_moved(run)]
     return parts
 
 
@@ -141,7 +143,7 @@ def plan_rows(solution: Solution, *, estimated: bool = False) -> list[Row]:
 
     They are those of `comparison_rows`, then the planner's own model, then the proof.
     """
-    plain, (_, run) = Run.plain(solution.problem.graph), shown_run(solution)
+    plain, (_, run) = Run.plain(solution.plain_graph), shown_run(solution)
     budget = solution.problem.budget.device_bytes
     rows = plain_rows(plain, budget) if run is None else comparison_rows(plain, run, budget)
     return (
@@ -495,7 +497,7 @@ def verify_report(
         link_taken: whether the schedule gave the link, too.
         file: content of the schedule file; None if there is no file.
     """
-    plain, run = Run.plain(prepared.graph), Run(prepared.graph, schedule, trace)
+    plain, run = Run.plain(prepared.undivided), Run(prepared.graph, schedule, trace)
     style = "red" if budget_bytes is not None and trace.peak_bytes > budget_bytes else "green"
     return Report(
         facts(
