@@ -64,8 +64,8 @@ def plan(
             budget at this overhead, such as "10%". offload: plans may move tensors to the host and back, over the link
             of the device with which the graph was read. arena: everything in the plan gets an address, see
             `solution.arena`. alignment: alignment of addresses, in bytes. banks: memories with addresses of their own,
-            each NAME: "SIZE[:SPEED]" or a `Bank`. allocator: "cuda" or "cuda:CONF"; the budget then covers its reserve. split:
-            regions of a PyTorch step, or of an ONNX model for inference, may run in parts.
+            each NAME: "SIZE[:SPEED]" or a `Bank`. allocator: "cuda" or "cuda:CONF"; the budget then covers its reserve.
+            split: regions of a PyTorch step, or of an ONNX model for inference, may run in parts.
 
     Raises:
         UsageError: budget, planner, an option or a setting is unknown; or plans may offload, but the planner never

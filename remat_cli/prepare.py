@@ -48,7 +48,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Origin:
+class GraphOrigin:
     """The file of a graph, which is read again for regions in parts.
 
     Attributes:
@@ -114,7 +114,7 @@ class Prepared:
     understated: tuple[str, str] | None = None
     session: str = ""
     options: GraphOptions = field(default_factory=GraphOptions)
-    origin: Origin | None = field(default=None, repr=False, compare=False)
+    origin: GraphOrigin | None = field(default=None, repr=False, compare=False)
 
     @property
     def undivided(self) -> Graph:
@@ -173,7 +173,7 @@ def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True, 
     if split:
         return prepare_in_parts(path, options)({})
     prepared = prepare_reading(read(path, options), str(path), options, derive_training=derive_training)
-    return replace(prepared, origin=Origin(path, options))
+    return replace(prepared, origin=GraphOrigin(path, options))
 
 
 def prepare_in_parts(path: Path, options: GraphOptions) -> PreparedWith:
@@ -188,7 +188,7 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> PreparedWith:
         UsageError: it can have no parts, or its ops were measured without parts; the function that is returned: a
             region cannot be split.
     """
-    return Origin(path, options).in_parts
+    return GraphOrigin(path, options).in_parts
 
 
 def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:

@@ -2,7 +2,8 @@
 
 from remat_cli.config import Request
 from remat_cli.planning.first_plan import FirstPlan
-from remat_cli.planning.main_path import Planning, plan, plan_again
+from remat_cli.planning.main_path import plan
+from remat_cli.planning.one_graph import Planning, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
 from remat_cli.planning.split_choice import LEAST_TRIAL, SplitPlanning, plan_split, try_split

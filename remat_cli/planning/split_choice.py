@@ -22,7 +22,7 @@ from remat_cli.core.problem import Observer
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planning.main_path import Planning, plan
+from remat_cli.planning.one_graph import Planning, plan_graph
 from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
 from remat_cli.prepare import Prepared, PreparedWith, why_not_in_parts
@@ -154,11 +154,11 @@ def plan_split(
         seconds: limit of the search in seconds, after which no more parts are tried.
 
     Raises:
-        UsageError: as `plan`.
+        UsageError: as `plan_graph`.
     """
     request = replace(request, split=False)
     if whole is None:
-        whole = plan(prepared or prepared_with({}), request, observe)
+        whole = plan_graph(prepared or prepared_with({}), request, observe)
     if request.budget is not None and not request.budget.smallest:
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
@@ -471,7 +471,7 @@ class _Search:
     def try_plan(self, prepared: Prepared, cuts: dict[str, Split]) -> Planning:
         """Plan the graph with these cuts, in a share of the time limit."""
         self.plans += 1
-        planning = plan(prepared, self.quick_request, self.observe)
+        planning = plan_graph(prepared, self.quick_request, self.observe)
         if planning.schedule is None and planning.solution.closest is not None:
             least = _closest_bytes(self.whole if self.closest is None else self.closest[0])
             if _closest_bytes(planning) < least:

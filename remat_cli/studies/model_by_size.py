@@ -11,7 +11,7 @@ from pathlib import Path
 from remat_cli.config import GraphOptions
 from remat_cli.formats import Reading
 from remat_cli.formats.other_sizes import SizeCurves
-from remat_cli.prepare import Origin, Prepared, prepare_reading, read
+from remat_cli.prepare import GraphOrigin, Prepared, prepare_reading, read
 
 # Models that are read before others are predicted: as many as fix a parabola, and the first, which often differs from
 # the others.
@@ -62,7 +62,7 @@ class ModelBySize:
         return self._prepared(predicted, self._options(value))
 
     def _prepared(self, reading: Reading, options: GraphOptions) -> Prepared:
-        return replace(prepare_reading(reading, str(self.path), options), origin=Origin(self.path, options))
+        return replace(prepare_reading(reading, str(self.path), options), origin=GraphOrigin(self.path, options))
 
     def _options(self, value: int) -> GraphOptions:
         return replace(self.options, dims={**self.options.dims, self.dim: value})

@@ -272,6 +272,7 @@ class TestJSON:
             "alignment": 64,
             "banks": {},
             "allocator": None,
+            "split": False,
         }
         assert holds["figures"]["plan_peak_bytes"] == 1_953_335_824
         assert fails["failures"][0]["remedies"] == ["raise budget to 2GB", "allow it: max_overhead: 25%"]
