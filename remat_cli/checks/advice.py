@@ -14,6 +14,7 @@ from remat_cli.core.solve import Solution, baseline_of
 from remat_cli.errors import PlannerRefuses, RematError
 from remat_cli.planning import Planning, Request, plan
 from remat_cli.prepare import Prepared, prepare
+from remat_cli.studies.eager import EagerReplay, eager_run
 from remat_cli.units import BudgetSpec, format_bytes
 
 # The number of budgets to try in the search for one that fits.
@@ -125,17 +126,40 @@ def batch_offer(
         limit_bytes: bytes that the model may need.
         observe: receives each try.
     """
+    smaller = _smaller_batch(model, resident_bytes, needed_bytes, limit_bytes)
+    if smaller is None:
+        return None
+    name, graph = smaller
+    observe.phase("looking for a batch that fits")
+    overhead = _overhead_of(graph, model, limit_bytes, observe)
+    return None if overhead is None else BatchOffer(name, graph.dims[name], overhead)
+
+
+def eager_batch_offer(model: ModelCheck, eager: EagerReplay, limit_bytes: int, observe: Observer) -> BatchOffer | None:
+    """Return a smaller batch with which a PyTorch step fits without a plan, or None."""
+    resident_bytes = eager.graph.resident_bytes + eager.prepared.parameter_bytes
+    smaller = _smaller_batch(model, resident_bytes, eager.peak_bytes, limit_bytes)
+    if smaller is None:
+        return None
+    name, graph = smaller
+    observe.phase("looking for a batch that fits")
+    try:
+        tried = eager_run(model.path, graph)
+    except RematError:
+        return None  # not every model takes every batch
+    return BatchOffer(name, graph.dims[name], 0.0) if tried is not None and tried.peak_bytes <= limit_bytes else None
+
+
+def _smaller_batch(
+    model: ModelCheck, resident_bytes: int, needed_bytes: int, limit_bytes: int
+) -> tuple[str, GraphOptions] | None:
+    """Return the batch's dim, and the options with a smaller batch that may fit; None without either."""
     name = next((dim for dim in model.graph.dims if dim.lower() in _BATCH_NAMES), None)
     if name is None:
         return None
     batch = model.graph.dims[name]
     smaller = min(batch - 1, batch * (limit_bytes - resident_bytes) // max(1, needed_bytes - resident_bytes))
-    if smaller < 1:
-        return None
-    observe.phase("looking for a batch that fits")
-    dims = {**model.graph.dims, name: smaller}
-    overhead = _overhead_of(replace(model.graph, dims=dims), model, limit_bytes, observe)
-    return None if overhead is None else BatchOffer(name, smaller, overhead)
+    return None if smaller < 1 else (name, replace(model.graph, dims={**model.graph.dims, name: smaller}))
 
 
 def _overhead_of(graph: GraphOptions, model: ModelCheck, limit_bytes: int, observe: Observer) -> float | None:

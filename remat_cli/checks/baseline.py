@@ -36,6 +36,8 @@ class Figures:
             baseline of an older version.
         op_types: number of ops of each type; None likewise.
         arena_bytes: size of the plan's arena, or the plain run's if no plan was asked for; None without addresses.
+        eager_peak_bytes: peak of a PyTorch step in eager mode, without a plan; None of anything else, and where it is
+            not known.
     """
 
     plain_peak_bytes: int
@@ -48,6 +50,7 @@ class Figures:
     at_peak: dict[str, int] | None = None
     op_types: dict[str, int] | None = None
     arena_bytes: int | None = None
+    eager_peak_bytes: int | None = None
 
     @property
     def exact_overhead(self) -> Fraction | None:

@@ -16,6 +16,7 @@ from time import monotonic
 from remat_cli.checks.advice import (
     batch_offer,
     budget_offer,
+    eager_batch_offer,
     plain_need,
     plain_planning,
     plan_overhead,
@@ -32,12 +33,13 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.cores import process_pool
-from remat_cli.errors import ExitCode, RematError, UsageError
+from remat_cli.errors import ExitCode, GraphError, RematError, UsageError
 from remat_cli.formats.functions import names_function
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
+from remat_cli.studies.eager import EagerReplay, eager_run
 from remat_cli.studies.progress import Prefixed
 from remat_cli.system_limits import refusal_of
 from remat_cli.units import format_bytes, format_share, meant_as_share
@@ -252,9 +254,10 @@ class _Check:
                 f"{self.model.path} is Python, which --no-code does not run",
                 hint=f"remat convert {self.model.path} -o graph.json where its code may run, and check that file",
             )
+        eager, unknown = self.eager()
         prepared = prepare(self.model.path, self.model.graph)
         # With addresses the arena counts, and no session of a runtime lays it out.
-        self.notes, self.session = prepared.notes, "" if self.model.request.arena else prepared.session
+        self.notes, self.session = (*prepared.notes, *unknown), "" if self.model.request.arena else prepared.session
         self.is_estimated = prepared.is_estimated
         plain = baseline_of(prepared.graph)
         limits = self.limits(prepared.graph)
@@ -267,9 +270,14 @@ class _Check:
             plain_time=plain.time,
             at_peak=largest_at_peak(prepared.graph),
             op_types=dict(Counter(op.type for op in prepared.graph.ops)),
+            eager_peak_bytes=None if eager is None else eager.peak_bytes,
         )
         if limit is not None and self.model.request.budget is None:
-            self.hold_plain_run(prepared, plain, limit)
+            # An arena or an allocator serves the captured step's plain run.
+            if eager is None or self.model.request.holds_more_than_peak:
+                self.hold_plain_run(prepared, plain, limit)
+            else:
+                self.hold_eager(eager, prepared, plain, limit)
             if self.model.execute and not self.failures:
                 self.failures.extend(self.execution_failures(prepared, plain_run(prepared.graph), limit))
         elif limit is not None:
@@ -292,6 +300,13 @@ class _Check:
         if self.model.max_regression is not None and not self.accept:
             self.failures.extend(self.regressions(self.figures))
 
+    def eager(self) -> tuple[EagerReplay | None, tuple[str, ...]]:
+        """Return a PyTorch step in eager mode, and a note if it is not known."""
+        try:
+            return eager_run(self.model.path, self.model.graph), ()
+        except GraphError as error:
+            return None, (f"what the step takes without a plan is not known: {error}",)
+
     def limits(self, graph: Graph) -> dict[str, int]:
         """Return the limits on bytes by their keys, smallest first.
 
@@ -303,6 +318,25 @@ class _Check:
         if self.model.max_peak is not None:
             sizes["max_peak"] = self.model.max_peak
         return dict(sorted(sizes.items(), key=lambda item: item[1]))
+
+    def hold_eager(self, eager: EagerReplay, prepared: Prepared, plain: Trace, limit: int) -> None:
+        """Hold a step without a plan to a limit on its peak."""
+        if eager.peak_bytes <= limit:
+            return
+        remedies = [f"raise max_peak to {written(eager.peak_bytes)}"]
+        if eager.let_go_bytes <= limit:
+            let_go = format_bytes(eager.let_go_bytes)
+            remedies.append(
+                f"hold the loss alone during the backward pass, not all outputs: eager then peaks at {let_go}"
+            )
+        if (batch := eager_batch_offer(self.model, eager, limit, self.observe)) is not None:
+            remedies.append(f"set dims.{batch.dim} to {batch.size}, where eager fits")
+        overhead = plan_overhead(prepared, self.model.request.at(limit), self.observe)
+        if overhead is not None:
+            better = "the captured step's plain run" if plain.peak_bytes <= limit else _plan_in_words(overhead)
+            remedies.append(f"replace it by 'budget: {written(limit)}', where {better} fits")
+        reason = f"eager peaks at {format_bytes(eager.peak_bytes)}, above max_peak {format_bytes(limit)}"
+        self.failures.append(Failure("max_peak", reason, tuple(remedies)))
 
     def hold_plain_run(self, prepared: Prepared, plain: Trace, limit: int) -> None:
         request, graph = self.model.request, prepared.graph
@@ -427,10 +461,13 @@ class _Check:
             reason = "it is not in the baseline, which max_regression needs"
             yield Failure("max_regression", reason, ("add it: remat check --update-baseline",))
             return
-        old, new = self.before.plain_peak_bytes, now.plain_peak_bytes
+        whose, old, new = "plain", self.before.plain_peak_bytes, now.plain_peak_bytes
+        before_eager, now_eager = self.before.eager_peak_bytes, now.eager_peak_bytes
+        if self.model.request.budget is None and before_eager is not None and now_eager is not None:
+            whose, old, new = "eager", before_eager, now_eager
         if new > old * (1 + allowed):
             grown = "" if old == 0 else f" by {format_share((new - old) / old)}"
-            reason = f"the plain peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
+            reason = f"the {whose} peak grew{grown}, from {format_bytes(old)} to {format_bytes(new)}, above {limit}"
             see = "see all changes: remat diff OLD NEW, where OLD is the earlier model"
             yield Failure("max_regression", reason + what_grew(self.before, now), (*remedy, see))
         earlier, later = self.before.exact_overhead, now.exact_overhead

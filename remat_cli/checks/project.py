@@ -43,7 +43,7 @@ class ModelCheck:
         line: line of the model in the project file.
         graph: options for reading the file.
         request: request for a plan; with a budget, the planner is asked if the plain run exceeds it.
-        max_peak: bytes that the plan may need, or without a budget the plain run.
+        max_peak: bytes that the plan may need, or without a budget the plain run; of a PyTorch step eager's.
         max_regression: allowed growth since the baseline: of the plain peak as a share of the earlier peak, and of the
             overhead as a share of the plain run's time.
         execute: whether the plan, or without a budget the plain run, must run as predicted, in onnxruntime or in torch.

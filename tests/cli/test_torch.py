@@ -14,7 +14,7 @@ from remat_cli.core.graph import Graph
 from remat_cli.errors import ExitCode, InvalidSchedule, UsageError
 from remat_cli.pytorch.plan.choice import FromFile
 from remat_cli.pytorch.run.execution import StepExecution
-from tests.cli.calls import Remat
+from tests.cli.calls import Ended, Remat
 from tests.places import GRAPHS, ROOT
 
 STEP = f"{GRAPHS / 'train.py'}:step"
@@ -207,6 +207,38 @@ def test_inspect_of_a_step_that_cannot_be_captured_tells_what_it_takes(remat: Re
     assert found.json["eager"]["peak_bytes"] > 0
     assert "there is no plan for the step" in found.json["notes"][0]
     assert re.search(r"Notes\n +· there is no plan for the step", remat("inspect", step).out)
+
+
+def test_check_holds_eager_to_limits_and_baseline_where_no_plan_is_asked_for(
+    remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = "tests.unit.studies.test_eager:logits"
+    figures = remat("inspect", step, "--json").json
+    eager, plain, let_go = (
+        figures["eager"]["peak_bytes"],
+        figures["plain"]["peak_bytes"],
+        figures["eager"]["peak_bytes_without_outputs"],
+    )
+    assert plain < let_go < eager - 1000
+
+    def check(limits: str, *options: str) -> Ended:
+        Path("remat.yaml").write_text(f"models:\n- {{name: step, path: '{step}', {limits}}}\n")
+        return remat("check", *options)
+
+    assert check(f"max_peak: {eager}B, max_regression: 1%", "--update-baseline").code == 0
+    failed = check(f"max_peak: {eager - 1}B")
+    said = " ".join(failed.out.split())
+    assert failed.code == 3
+    assert "Eager peaks at" in said
+    assert "Hold the loss alone during the backward pass" in said
+    assert "where the captured step's plain run fits" in said
+    assert check(f"budget: {plain}B").code == 0, "a plan is held to the plan's peak"
+    baseline = json.loads(Path("remat.baseline.json").read_text())
+    assert baseline["models"]["step"]["eager_peak_bytes"] == eager
+    baseline["models"]["step"]["eager_peak_bytes"] = eager // 2
+    Path("remat.baseline.json").write_text(json.dumps(baseline))
+    assert "the eager peak grew" in " ".join(check("max_regression: 1%").out.split()).lower()
 
 
 def test_optimizer_and_accumulated_gradients_are_resident(remat: Remat, small: str) -> None:

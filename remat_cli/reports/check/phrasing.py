@@ -22,7 +22,9 @@ ENDINGS = {
 }
 # the arena, if one was requested; resident bytes are not part of it
 _ARENA = "arena"
-_HEADINGS = ("plain peak", _CHANGE, "limit", "plan", _ARENA, "overhead")
+# a PyTorch step without a plan
+_EAGER = "eager peak"
+_HEADINGS = (_EAGER, "plain peak", _CHANGE, "limit", "plan", _ARENA, "overhead")
 
 
 def conclusion(outcomes: Sequence[CheckOutcome]) -> str:
@@ -51,6 +53,8 @@ def headers(outcomes: Sequence[CheckOutcome]) -> tuple[str, ...]:
         left_out.add(_CHANGE)
     if all(outcome.figures is None or outcome.figures.arena_bytes is None for outcome in outcomes):
         left_out.add(_ARENA)
+    if all(outcome.figures is None or outcome.figures.eager_peak_bytes is None for outcome in outcomes):
+        left_out.add(_EAGER)
     return tuple(heading for heading in _HEADINGS if heading not in left_out)
 
 
@@ -64,6 +68,7 @@ def figures(outcome: CheckOutcome, headings: Sequence[str]) -> list[str]:
         return [""] * len(headings)
     mark = " estimated" if outcome.is_estimated else ""
     row = {
+        _EAGER: "" if measured.eager_peak_bytes is None else format_bytes(measured.eager_peak_bytes),
         "plain peak": format_bytes(measured.plain_peak_bytes) + mark,
         _CHANGE: "new" if before is None else _change(before.plain_peak_bytes, measured.plain_peak_bytes),
         "limit": "" if measured.limit_bytes is None else format_bytes(measured.limit_bytes),
