@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
-from collections.abc import Iterator
-from importlib.util import find_spec
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,21 +62,18 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# What a test of PyTorch imports; without torch, its file says so instead of its tests.
-_NEEDS_TORCH = re.compile(
-    r"^(import torch$|from (torch|tests\.torch_steps|tests\.exports|remat_cli\.runtime\.torch"
-    r"|remat_cli\.formats\.torch\.capture_errors)\b)",
-    re.MULTILINE,
-)
+class _Module(pytest.Module):
+    """A file of tests, which says so instead of its tests if what it imports needs torch, and there is none."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
+                pytest.skip("the extra 'torch' is not installed", allow_module_level=True)
+            raise
 
 
-class _WithoutTorch(pytest.Module):
-    def collect(self) -> list[pytest.Item]:
-        pytest.skip("the extra 'torch' is not installed", allow_module_level=True)
-
-
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     """Skip files that test PyTorch where there is none."""
-    if find_spec("torch") is None and _NEEDS_TORCH.search(module_path.read_text(encoding="utf-8")):
-        return _WithoutTorch.from_parent(parent, path=module_path)
-    return None
+    return _Module.from_parent(parent, path=module_path)

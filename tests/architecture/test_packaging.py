@@ -108,9 +108,49 @@ def test_actions_are_pinned_to_commits(workflow: Path) -> None:
     assert [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)] == []
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".pre-commit-config.yaml", *(name_of(path) for path in WORKFLOWS)])
-def test_automation_makes_what_can_be_made(name: str) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    made = set(re.findall(r"(?:^|: )make (\w+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+# Where commands stand that no test runs.
+AUTOMATION = [ROOT / ".ci/run", ROOT / ".pre-commit-config.yaml", *WORKFLOWS]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE))
+
+
+def of_the_matrix(workflow: str) -> str:
+    """A workflow's text, with each line that names a value of its matrix once for each value."""
+    lines = []
+    for job in yaml.safe_load(workflow).get("jobs", {}).values():
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for run in (step["run"] for step in job["steps"] if "run" in step):
+            values = [(f"${{{{ matrix.{name} }}}}", value) for name, each in matrix.items() for value in each]
+            named = [run.replace(name, value) for name, value in values if name in run]
+            lines += named or [run]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", AUTOMATION, ids=name_of)
+def test_automation_makes_what_can_be_made(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    commands = of_the_matrix(text) if path in WORKFLOWS else text
+    made = set(re.findall(r"(?:^|: )make ([\w-]+)", commands, re.MULTILINE))
     assert made
-    assert made <= targets
+    assert made <= TARGETS
+
+
+def test_targets_that_are_no_files_are_phony() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert set(phony.split()) == TARGETS
+
+
+@pytest.mark.parametrize("path", [ROOT / "Makefile", *AUTOMATION], ids=name_of)
+def test_automation_names_tests_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    files = {ROOT / name for name in re.findall(r"(?<![\w./])(?:tests|graphs|docs)/[\w./-]+", text)}
+    modules = {ROOT.joinpath(*name.split(".")) for name in re.findall(r"(?:-m|import) (tests\.[\w.]+)", text)}
+    missing = [file for file in files if not file.exists()]
+    missing += [each for each in modules if not (each.with_suffix(".py").exists() or (each / "__main__.py").exists())]
+    assert missing == []
+
+
+def test_targets_install_extras_that_exist() -> None:
+    extras = {name for names in re.findall(r"'\.\[([\w,]+)\]'", MAKEFILE) for name in names.split(",")}
+    assert extras
+    assert extras <= set(PYPROJECT["project"]["optional-dependencies"])
