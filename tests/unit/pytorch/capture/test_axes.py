@@ -232,11 +232,10 @@ def in_parts(node: fx.Node, axis: Axis, operands: Mapping[str, torch.Tensor], ro
     return parts
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_op_in_parts_gives_what_it_gives_as_a_whole(case: Case) -> None:
+def assert_parts_agree(case: Case) -> tuple[int, ...]:
+    """Run an op in parts of one row, of two, and uneven ones, along each axis; return the rows of the axes."""
     node, operands, results = called(case)
     axes = axes_of(node)
-    assert tuple(axis.rows for axis in axes) == case.rows
     for axis in axes:
         for rows in (1, 2, axis.rows - 1):
             parts = in_parts(node, axis, operands, rows)
@@ -245,6 +244,42 @@ def test_an_op_in_parts_gives_what_it_gives_as_a_whole(case: Case) -> None:
                 role = axis.makes[name]
                 joined = torch.stack(made).sum(0) if role is None else torch.cat(made, role.dim)
                 assert torch.allclose(joined, result), axis
+    return tuple(axis.rows for axis in axes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_op_in_parts_gives_what_it_gives_as_a_whole(case: Case) -> None:
+    assert assert_parts_agree(case) == case.rows
+
+
+SIZE = 4
+
+
+def of_equal_sizes(argument: Any) -> Any:
+    """Return an argument whose tensors have one size along all dimensions but those of size 1."""
+    if isinstance(argument, list) and any(isinstance(each, torch.Tensor) for each in argument):
+        return [of_equal_sizes(each) for each in argument]
+    if isinstance(argument, list) and any(each > 3 for each in argument if not isinstance(each, bool)):
+        return [SIZE if each > 3 else each for each in argument]
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    shape = [SIZE if size > 1 else 1 for size in argument.shape]
+    if argument.is_floating_point():
+        return real(*shape)
+    return real(*shape) > 0 if argument.dtype is torch.bool else whole(2, *shape)
+
+
+def test_no_rule_takes_one_axis_for_another_of_its_size() -> None:
+    ran = set()
+    for case in CASES:
+        equal = Case(case.op, tuple(map(of_equal_sizes, case.args)), (), case.kwargs)
+        try:
+            called(equal)
+        except RuntimeError:  # sizes that torch refuses
+            continue
+        assert_parts_agree(equal)
+        ran.add(id(rule_of(called(equal)[0])))
+    assert len(ran) > 0.6 * len({id(rule) for rule in _RULES.values()})
 
 
 def test_each_rule_has_a_case() -> None:
