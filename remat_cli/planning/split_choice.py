@@ -67,6 +67,7 @@ class SplitPlanning:
         bound_by: without cuts, what is in the way in parts, in words; empty where nothing was tried.
         closest: without a plan, the result in parts of the least peak; None where no parts have a lower one.
         closest_cuts: its regions in parts.
+        cut_short: the time was over before all was tried.
     """
 
     planning: Planning
@@ -75,6 +76,7 @@ class SplitPlanning:
     bound_by: str = ""
     closest: Planning | None = None
     closest_cuts: Mapping[str, Split] = field(default_factory=dict)
+    cut_short: bool = False
 
     @property
     def noted(self) -> Planning:
@@ -116,6 +118,8 @@ class SplitPlanning:
         """
         if not self.cuts or self.planning.trace is None:
             refused = "would not help" if self.closest is None else "does not fit either"
+            if self.cut_short:
+                refused = "may fit, but the trial was short"
             return f"{option} {refused}: {self.obstacle}"
         over = share_over(self.planning.trace.time, self.whole.solution.baseline.time)
         return (
@@ -243,6 +247,7 @@ class _Search:
         self.found: tuple[Planning, dict[str, Split]] = self.whole, {}
         self.closest: tuple[Planning, dict[str, Split]] | None = None
         self.least: _Reached | None = None
+        self.cut_short = False
         self.limits = Limits.of(self.seconds)
 
     def best(self, former: Iterable[Mapping[str, Split]]) -> SplitPlanning:
@@ -257,9 +262,8 @@ class _Search:
         if cuts or planning.schedule is not None:
             return SplitPlanning(planning, cuts, self.whole, "" if cuts else bound)
         self.try_least()
-        if self.closest is None:
-            return SplitPlanning(planning, {}, self.whole, bound)
-        return SplitPlanning(planning, {}, self.whole, bound, *self.closest)
+        closest, of_closest = self.closest or (None, {})
+        return SplitPlanning(planning, {}, self.whole, bound, closest, of_closest, self.cut_short)
 
     def fits_with(self, cuts: Mapping[str, Split]) -> bool:
         """Try cuts in more and more parts; return whether a plan fits."""
@@ -294,7 +298,8 @@ class _Search:
     @property
     def _is_over(self) -> bool:
         most = _MOST_GRAPHS // 2 if self.any_plan else _MOST_GRAPHS
-        return self.plans >= _MOST_PLANS or self.graphs >= most or self.limits.is_over
+        late = self.limits.is_over and (self.least is not None or bool(self.refusal))  # something is always tried
+        return self.plans >= _MOST_PLANS or self.graphs >= most or late
 
     def search(self) -> str:
         """Try region after region; return the last obstacle, in words."""
@@ -309,9 +314,8 @@ class _Search:
                 break
         if self.refusal and self.least is None:
             return self.refusal
-        if self.least is None and self.limits.is_over:
-            return "nothing was tried, as the time was over"
-        ended = f" (tried for {format_time(round(self.seconds * 1e9), 'ns')})" if self.limits.is_over else ""
+        self.cut_short = self.limits.is_over
+        ended = f" (tried for {format_time(round(self.seconds * 1e9), 'ns')})" if self.cut_short else ""
         if not cuts:
             at_end = needed.op is None
             region = "what is in memory at the end" if at_end else f"the region around op {needed.op!r}"

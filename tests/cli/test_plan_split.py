@@ -125,7 +125,9 @@ def test_a_batch_of_eight_runs_within_the_memory_of_two(remat: Remat, tmp_path: 
     inference = ("--mode", "inference")
     of_two = remat("plan", model, *inference, "--dim", "batch=2", "--budget", "100%", "--json").json
     eight = ("--dim", "batch=8", "--budget", of_two["baseline"]["peak_bytes"] + 6 * 3 * 32 * 32 * 4)
-    assert remat("plan", model, *inference, *eight, "--time-limit", 1).code == 3
+    refused = remat("plan", model, *inference, *eight, "--time-limit", 1)
+    assert refused.code == 3
+    assert "--split fits: the region around" in " ".join(refused.out.split())
     ended = remat("plan", model, *inference, *eight, "--time-limit", 1, "--split", "-o", schedule)
     assert ended.code == 0, ended.err
     applied = remat("apply", model, schedule, "-o", new, "--json").json
