@@ -11,6 +11,7 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
 from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ, is_stdin
+from remat_cli.config import RunConfig
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.units import parse_bytes, parse_duration
 
@@ -86,14 +87,15 @@ def command(
         raise UsageError("--capacity and --bank do not go together", hint="the banks say how large they are")
     limit = None if capacity is None else parse_bytes(capacity)
     seconds = parse_duration(time_limit)
-    reads = (source,) if schedule is None else (source, schedule)
+    config = merge_config(given)
+    reads = (source, *config.files) if schedule is None else (source, schedule, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=reads)
     room = parse_banks(banks) or limit
     limits = limits_of(seconds, cores=cores)
     if schedule is None:
         allocation, content, title = _of_buffers(source, limits, room, alignment or 1, streams)
     else:
-        allocation, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, given)
+        allocation, content, title = _of_schedule(source, schedule, limits, room, alignment, streams, config)
     if output is not None and content is not None:
         streams.write(output, content)
     written = None if content is None or output in (None, STDOUT) else output
@@ -160,7 +162,7 @@ def _of_schedule(
     room: _Room,
     alignment: int | None,
     streams: Output,
-    given: dict[str, Any],
+    config: RunConfig,
 ) -> tuple[Allocation | BankAllocation, bytes | None, str]:
     """Search offsets for a schedule.
 
@@ -176,7 +178,7 @@ def _of_schedule(
     file = replace(read_schedule(schedule), arena=None)  # addresses in the file are replaced, right or wrong
     with streams.progress() as observe:
         observe.phase("replaying the schedule")
-        prepared, _ = replay(graph, merge_config(given).said, file, schedule)
+        prepared, _ = replay(graph, config.said, file, schedule)
         asked = prepared.graph, file.schedule
         alignment = alignment or USUAL_ALIGNMENT
         allocation: Allocation | BankAllocation

@@ -11,14 +11,13 @@ import click
 from remat_cli.checks.schedule_file import as_planned, replay, taken_from_file
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_options, merge_config, output_options
-from remat_cli.cli.output import STDOUT, Output, force_option, may_replace
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ
 from remat_cli.core.schedule import with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import baseline_of
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import read_schedule
-from remat_cli.formats.writing import check_writes
 from remat_cli.settings import over
 from remat_cli.units import format_names
 
@@ -50,6 +49,7 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
       remat apply model.onnx schedule.json -o planned.onnx --execute
       remat verify model.onnx schedule.json --execute
     """
+    from remat_cli.formats.onnx.external_data import absent_files, rebase
     from remat_cli.reports.terminal.execution import apply_report, apply_summary
     from remat_cli.runtime.onnx.apply import (
         apply_schedule,
@@ -60,7 +60,6 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
         read_for,
     )
     from remat_cli.runtime.onnx.execution import check_can_measure, check_parts, in_both_sessions
-    from remat_cli.runtime.onnx.external_data import absent_files, external_files, rebase
     from remat_cli.runtime.onnx.node_order import without_dead_ops
 
     config = merge_config(given)
@@ -111,7 +110,6 @@ def command(model: Path, schedule: Path, output: Path, execute: bool, as_json: b
                 observe=observe,
             )
     if output != STDOUT:
-        check_writes({"-o": output}, external_files(rewritten.proto, model).values(), force=may_replace())
         rebase(rewritten.proto, model, output)
     streams.write(output, model_bytes(rewritten.proto))
     streams.report(

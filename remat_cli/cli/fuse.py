@@ -8,9 +8,8 @@ import click
 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options
-from remat_cli.cli.output import STDOUT, Output, force_option, may_replace
+from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import READ
-from remat_cli.formats.writing import check_writes
 
 
 @click.command("fuse", cls=Verb)
@@ -38,9 +37,9 @@ def command(model: Path, output: Path, for_this_machine: bool, as_json: bool, qu
       remat plan fused.onnx --mode inference --dim batch=8 --budget 60% -o schedule.json
       remat apply fused.onnx schedule.json -o planned.onnx
     """
+    from remat_cli.formats.onnx.external_data import rebase
     from remat_cli.reports.terminal.fusion import fusion_report, fusion_summary
     from remat_cli.runtime.onnx.apply import model_bytes
-    from remat_cli.runtime.onnx.external_data import external_files, rebase
     from remat_cli.runtime.onnx.fuse import fuse
 
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(model,))
@@ -48,7 +47,6 @@ def command(model: Path, output: Path, for_this_machine: bool, as_json: bool, qu
         observe.phase("fusing")
         fused = fuse(model, for_this_machine=for_this_machine)
     if output != STDOUT:
-        check_writes({"-o": output}, external_files(fused.proto, model).values(), force=may_replace())
         rebase(fused.proto, model, output)
     streams.write(output, model_bytes(fused.proto))
     streams.report(lambda: fusion_report(model, fused, output), lambda: fusion_summary(model, fused, output))

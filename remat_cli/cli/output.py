@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import environ
+from os.path import isfile  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from remat_cli.cli.stdin import with_stdin_named
 from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import file_of
+from remat_cli.formats.files_read import files_read
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.interruption import heed_a_request_that_waits
 from remat_cli.system_limits import can_start_threads
@@ -65,7 +66,7 @@ class Output:
         as_json: whether to print the summary as JSON instead of the report.
         quiet: whether to print nothing.
         writes: the files to write, by option; "-" is stdout, and moves the report to stderr; None is no file.
-        reads: the files that the call reads, none of which may be written.
+        reads: the graphs and files that the call reads; neither they nor their external data may be written.
 
     Raises:
         UsageError: a file cannot be written, is named twice, or is also read. The call has done nothing yet.
@@ -90,7 +91,10 @@ class Output:
         self._stdout_is_taken = bool(to_stdout)
         logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
         files = {option: path for option, path in asked.items() if path != STDOUT}
-        check_writes(files, (*map(file_of, reads), *logs), force=may_replace())
+        # Only a file that exists can be lost: without one, no model is opened for its references.
+        replaces = any(map(isfile, files.values()))
+        read = [file for path in reads for file in files_read(path)] if replaces else []
+        check_writes(files, (*read, *logs), force=may_replace())
 
     def first(self, renderable: Callable[[], RenderableType]) -> None:
         """Show the first part of a report, while the rest is still to come; JSON is printed whole, at the end."""

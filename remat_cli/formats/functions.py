@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from os.path import exists  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
 from traceback import extract_tb
@@ -40,8 +41,24 @@ def parts(reference: str) -> tuple[str, str]:
 
 
 def file_of(path: Path) -> Path:
-    """Return the file that `path` is in: of FILE.py:NAME the file, of anything else `path` itself."""
-    return Path(parts(str(path))[0]) if names_function(path) and ".py:" in str(path) else path
+    """Return the file of a function, found without running it; of anything else, `path` itself."""
+    if not names_function(path):
+        return path
+    where, _ = parts(str(path))
+    return Path(where) if where.endswith(".py") else _file_of_module(where) or path
+
+
+def _file_of_module(name: str) -> Path | None:
+    """Return a module's file, or None; unlike `find_spec` of importlib.util, import no package around it."""
+    places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    file = None
+    names = name.split(".")
+    for length in range(1, len(names) + 1):
+        spec = PathFinder.find_spec(".".join(names[:length]), places)
+        if spec is None:
+            return None
+        places, file = spec.submodule_search_locations, spec.origin
+    return None if file is None else Path(file)
 
 
 def graph_next_to(folder: Path, graph: str) -> Path:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
+from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node
 
 GRAPH = GRAPHS / "skip_chain.json"
 PLAN = ("plan", str(GRAPH), "--budget", "80%", "-c", "dtr")
@@ -54,6 +55,22 @@ OVERWRITING = (
     ("graph.json", "check project.yaml --format json=OUT"),
     ("config.yaml", "check project.yaml --format junit=OUT"),
     ("project.baseline.json", "check project.yaml --format markdown=OUT"),
+    ("weights.bin", "convert external.onnx -o OUT"),
+    ("weights.bin", "plan external.onnx --budget 80% -o OUT"),
+    ("weights.bin", "plan external.onnx --budget 80% --html OUT"),
+    ("weights.bin", "report schedule.json external.onnx -o OUT"),
+    ("weights.bin", "allocate external.onnx schedule.json -o OUT"),
+    ("weights.bin", "measure external.onnx -o OUT"),
+    ("weights.bin", "sweep external.onnx --csv OUT"),
+    ("weights.bin", "compare graph.json external.onnx --markdown OUT"),
+    ("weights.bin", "apply external.onnx schedule.json -o OUT"),
+    ("weights.bin", "fuse external.onnx -o OUT"),
+    ("weights.bin", "batch external.onnx --budget 80% -o OUT"),
+    ("weights.bin", "check external.yaml -o OUT"),
+    ("weights.bin", "check external.yaml --format junit=OUT"),
+    ("times.yaml", "allocate graph.json schedule.json --measurements times.yaml -o OUT"),
+    ("train.py", "plan train.py:step --budget 80% -o OUT"),
+    ("train.py", "plan train:step --budget 80% -o OUT"),
 )
 
 
@@ -65,6 +82,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "graph.json": GRAPH.read_bytes(),
         "other.json": GRAPH.read_bytes(),
         "model.onnx": (GRAPHS / "unet.onnx").read_bytes(),
+        "external.onnx": _with_external_data("weights.bin"),
+        "external.yaml": b"models: [{path: external.onnx, budget: 80%}]\n",
+        "weights.bin": bytes(24),
+        "train.py": b"def step(): ...\n",
         "times.yaml": b"Relu: 7\n",
         "config.yaml": b"planner: dtr\n",
         "device_config.yaml": b"device: device.yaml\n",
@@ -76,6 +97,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         Path(name).write_bytes(content)
     return tmp_path
+
+
+def _with_external_data(location: str) -> bytes:
+    stored = elsewhere("w", [2, 3], location)
+    model = Model([node("Add", ["x", "w"], ["y"])], inputs=[float_input("x", 2, 3)], stored=[stored])
+    content: bytes = model.proto().SerializeToString()
+    return content
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -124,11 +152,18 @@ def test_force_leaves_the_mode_as_it_was(remat: Remat, folder: Path) -> None:
 
 @pytest.mark.usefixtures("_no_work")
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-@pytest.mark.parametrize("call", ["convert graph.json -o link", "batch graph.json --budget 80% -o link"])
+@pytest.mark.parametrize(
+    ("read", "call"),
+    [
+        ("graph.json", "convert graph.json -o link"),
+        ("graph.json", "batch graph.json --budget 80% -o link"),
+        ("weights.bin", "plan external.onnx --budget 80% -o link"),
+    ],
+)
 def test_a_link_is_the_file_that_it_leads_to(
-    call: str, link: Callable[[Path, str], None], remat: Remat, folder: Path
+    read: str, call: str, link: Callable[[Path, str], None], remat: Remat, folder: Path
 ) -> None:
-    link(Path("link"), "graph.json")
+    link(Path("link"), read)
     ended = remat(*call.split())
     assert ended.code == 2
     assert "which is read, would be lost" in ended.err

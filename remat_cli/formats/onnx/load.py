@@ -66,7 +66,7 @@ def load_model(source: Source, *, keep_data: bool = False) -> Model:
     Raises:
         GraphError: the path is not a regular file, or not an ONNX model.
     """
-    proto = _parsed(source)
+    proto = parsed(source)
     _check_model(proto, source.path)
     _check_text(proto, source.path)
     if not keep_data:
@@ -82,13 +82,18 @@ def without_weights(source: Source) -> bytes:
     Raises:
         GraphError: the path is not a regular file, or not an ONNX model.
     """
-    proto = _parsed(source)
+    proto = parsed(source)
     _strip_payloads(proto)
     content: bytes = proto.SerializeToString()
     return content
 
 
-def _parsed(source: Source) -> onnx.ModelProto:
+def parsed(source: Source) -> onnx.ModelProto:
+    """Parse a model without its external data.
+
+    Raises:
+        GraphError: the path is not a regular file, or not an ONNX model.
+    """
     import onnx
 
     for start, kind, remedy in _LOOKS_LIKE:

@@ -11,9 +11,9 @@ from pathlib import Path
 from remat_cli.errors import UsageError
 from remat_cli.formats.functions import names_function
 from remat_cli.formats.onnx.errors import onnx_faults
+from remat_cli.formats.onnx.external_data import rebase
 from remat_cli.formats.source import Source
 from remat_cli.runtime.onnx.apply import model_bytes
-from remat_cli.runtime.onnx.external_data import rebase
 
 _PREFIX = "remat."
 

@@ -27,13 +27,13 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.onnx.contrib import is_fused
 from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.external_data import location_of
 from remat_cli.formats.onnx.given_values import fitted
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import Node, stored_names
 from remat_cli.formats.onnx.upper_bounds import upper_bounds
 from remat_cli.formats.onnx.values import TensorType, Value, type_proto
 from remat_cli.formats.onnx.walk import all_graphs, all_nodes
-from remat_cli.runtime.onnx.external_data import location_of
 from remat_cli.runtime.onnx.memory_divergence import first_parting
 from remat_cli.runtime.onnx.node_order import without_dead_ops
 from remat_cli.runtime.onnx.rewrite import Rewritten

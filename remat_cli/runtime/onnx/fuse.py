@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.onnx.contrib import FUSED_BY, full_type, is_contributed
 from remat_cli.formats.onnx.errors import one_line
+from remat_cli.formats.onnx.external_data import absent_files
 from remat_cli.formats.onnx.load import load_model
 from remat_cli.formats.onnx.walk import all_nodes
 from remat_cli.formats.source import Source
-from remat_cli.runtime.onnx.external_data import absent_files
 from remat_cli.runtime.onnx.session import import_onnxruntime
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from remat_cli.core.schedule import input_order
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Aliasing, ReadOptions, read_graph
 from remat_cli.formats.onnx.contrib import is_fused
+from remat_cli.formats.onnx.external_data import external_tensors
 from remat_cli.formats.onnx.half_precision import WITH_KERNEL
 from remat_cli.runtime.onnx.apply import model_bytes
-from remat_cli.runtime.onnx.external_data import external_tensors
 from remat_cli.runtime.onnx.fuse import fuse
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, integers, node, value
 from tests.unit.runtime.onnx.rewriting import assert_follows, planned, rewritten, stored

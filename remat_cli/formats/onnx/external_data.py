@@ -25,7 +25,8 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         for sparse in graph.sparse_initializer:
             yield from (one for one in (sparse.values, sparse.indices) if _is_elsewhere(one))
         yield from filter(_is_elsewhere, graph.initializer)
-    for node in all_nodes(model.graph.node):
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    for node in (node for body in bodies for node in all_nodes(body)):
         yield from (attribute.t for attribute in node.attribute if _is_elsewhere(attribute.t))
 
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from remat_cli.errors import UsageError
-from remat_cli.runtime.onnx.external_data import absent_files, external_tensors, location_of, rebase
+from remat_cli.formats.onnx.external_data import absent_files, external_tensors, location_of, rebase
 from tests.unit.formats.onnx.models import Model, body, elsewhere, float_input, node, scalar
 
 
