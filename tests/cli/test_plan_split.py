@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from remat_cli.formats.onnx import axes
+from remat_cli.units import format_share
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
 from tests.unit.formats.onnx.models import Model, float_input, node, scalar
@@ -59,6 +60,9 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
         assert compared["baseline"] == whole["baseline"]
         assert compared["overhead"] == compared["time"] / whole["time"] - 1 > 0
     assert written["bound"]["overhead"] == 0
+    less = format_share(1 - written["peak_bytes"] / whole["baseline"]["peak_bytes"])
+    assert remat("report", step, schedule, "-o", tmp_path / "report.html").code == 0
+    assert f"{less} less" in (tmp_path / "report.html").read_text()
     schedule.write_text(json.dumps({**written, "baseline": {**written["baseline"], "time": 1}}))
     assert "the file says baseline.time 1" in remat("verify", step, schedule, "-q").err
     assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0

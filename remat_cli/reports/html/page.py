@@ -122,7 +122,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
         budget_bytes: budget of the schedule; None if unknown.
     """
     graph = prepared.graph
-    plain, run = Run.plain(graph), Run(graph, file.schedule, trace)
+    plain, run = Run.plain(prepared.undivided), Run(graph, file.schedule, trace)
     facts: list[tuple[str, Cell]] = [
         ("graph", f"{shorten(graph.name, _LONGEST_NAME)} · {graph.kind.value} · {len(graph.ops):,} ops"),
         ("times", clean(prepared.costs)),
@@ -145,7 +145,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
                 *comparison_rows(plain, run, budget_bytes),
                 *_bound_rows(file, plain, run),
             ],
-            plain=plain,
+            plain=Run.plain(graph),
             run=run,
             name="schedule",
             budget_bytes=budget_bytes,
