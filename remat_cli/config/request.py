@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from remat_cli.config.banks import bank_entry, banks_section
@@ -119,6 +120,23 @@ class Request(Settings):
     def at(self, budget_bytes: int) -> Request:
         """Return the same request at a budget of this size."""
         return replace(self, budget=BudgetSpec(device_bytes=budget_bytes))
+
+    def in_time(self, share: float = 1.0, *, usual: float = inf, most: float = inf) -> Request:
+        """Return the same request in a share of its time limit.
+
+        A planner without a time limit stays as it is.
+
+        Args:
+            share: of the time limit.
+            usual: largest time limit, in seconds, where the user gives none.
+            most: largest time limit, in seconds, in any case.
+        """
+        chosen = self.chosen
+        if not chosen.has("time_limit"):
+            return self
+        limit = chosen.all_options()["time_limit"]
+        seconds = min(limit, most if "time_limit" in chosen.options else min(usual, most)) * share
+        return replace(self, planner=chosen.with_options({"time_limit": seconds}))
 
     def budget_bytes(self, graph: Graph) -> int | None:
         """Return the budget for a graph, with resident bytes.

@@ -485,11 +485,7 @@ class _Search:
     @cached_property
     def quick_request(self) -> Request:
         """The request, with less time."""
-        chosen = self.request.chosen
-        if not chosen.has("time_limit") or (limit := chosen.all_options()["time_limit"]) is None:
-            return self.request
-        seconds = min(limit, self.seconds) * _SHARE_OF_TIME
-        return replace(self.request, planner=chosen.with_options({"time_limit": seconds}))
+        return self.request.in_time(_SHARE_OF_TIME, most=self.seconds)
 
     def is_better(self, planning: Planning) -> bool:
         """Tell whether a plan is better than the best so far."""

@@ -707,10 +707,7 @@ class WithinBudget(ScheduleSource):
 
         The first step waits for the plan: without the user's time limit, the planner has some seconds.
         """
-        request, chosen = self.request, self.request.chosen
-        if chosen.has("time_limit") and "time_limit" not in chosen.options:
-            seconds = min(chosen.all_options()["time_limit"], _SECONDS * max(1.0, len(graph.ops) / _OPS))
-            request = replace(request, planner=chosen.with_options({"time_limit": seconds}))
+        request = self.request.in_time(usual=_SECONDS * max(1.0, len(graph.ops) / _OPS))
         if not self.is_share:
             return request
         seen = graph

@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import islice
 from math import inf, log2
 
-from remat_cli.config import Request
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Phase
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.solve import baseline_of
@@ -122,8 +121,8 @@ class RegionGraphs:
                 points = curves_of(curve)
                 if points and points[-1].peak_share <= _AS_GOOD * curve[-1].peak_share:
                     return points
-        seconds = _seconds(self.source.request)
-        limit = inf if seconds is None else seconds * (_TRIAL if is_trial else _SEARCH)
+        options = self.source.request.in_time(_TRIAL if is_trial else _SEARCH, usual=_PLAN_SECONDS).chosen.options
+        limit = options.get("time_limit", inf)
         cuts = replace(self._least, search_seconds=limit).best_cuts(self.prepared(), self.joint, self.captured, [])
         if not cuts:
             return []
@@ -174,7 +173,7 @@ class RegionGraphs:
     def _least(self) -> WithinBudget:
         """The source of plans of the least peak."""
         request = replace(self.source.request, budget=parse_budget("min"))
-        return replace(self.source, request=_in_time(request, _SHARE_OF_EACH))
+        return replace(self.source, request=request.in_time(_SHARE_OF_EACH, usual=_PLAN_SECONDS))
 
     def _within(self, limits: Iterable[tuple[int, int]], cuts: Mapping[str, Split] = _WHOLE) -> Iterator[CurvePoint]:
         """Yield plans within limits of bytes: those kept between the passes, and the peak."""
@@ -194,7 +193,7 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
     graph, request = prepared.graph, source.request
     rest = peak - graph.fixed_bytes - kept
     ops = tuple(op.edited(workspace_bytes=max(0, rest)) if op.type == BOUNDARY_TYPE else op for op in graph.ops)
-    request = _in_time(request)
+    request = request.in_time(usual=_PLAN_SECONDS)
     limited = replace(prepared, graph=graph.edited(ops=ops).checked())
     within = replace(source, request=request.at(peak))
     key = within.key(limited)
@@ -202,23 +201,6 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
         return (within.kept(key, limited) or within.new_plan(key, limited)).schedule
     except DoesNotFit:
         return None
-
-
-def _in_time(request: Request, share: float = 1.0) -> Request:
-    """Return a request whose planner has a share of the user's time limit, or of a region's."""
-    seconds = _seconds(request)
-    if seconds is None:
-        return request
-    return replace(request, planner=request.chosen.with_options({"time_limit": seconds * share}))
-
-
-def _seconds(request: Request) -> float | None:
-    """Return the limit in seconds for each plan of a region; None for planners without a limit."""
-    chosen = request.chosen
-    if not chosen.has("time_limit"):
-        return None
-    seconds: float = chosen.options.get("time_limit", _PLAN_SECONDS)
-    return seconds
 
 
 def _kept_in_any_case(graph: Graph) -> int:

@@ -20,6 +20,27 @@ def test_a_request_at_a_size_keeps_the_rest() -> None:
     assert BELOW.at(9) == Request(BudgetSpec(device_bytes=9), BELOW.planner, BELOW.max_overhead)
 
 
+@pytest.mark.parametrize(
+    ("options", "limits", "seconds"),
+    [
+        ({}, {}, 30.0),
+        ({}, {"usual": 4.0}, 2.0),
+        ({}, {"usual": 100.0}, 30.0),
+        ({}, {"usual": 4.0, "most": 1.0}, 0.5),
+        ({"time_limit": 8.0}, {"usual": 4.0}, 4.0),
+        ({"time_limit": 8.0}, {"most": 4.0}, 2.0),
+    ],
+)
+def test_a_request_in_half_its_time(options: dict[str, float], limits: dict[str, float], seconds: float) -> None:
+    request = replace(BELOW, planner=PlannerChoice("dtr", options)).in_time(0.5, **limits)
+    assert request == replace(BELOW, planner=PlannerChoice("dtr", {"time_limit": seconds}))
+
+
+def test_a_planner_without_a_time_limit_gets_none() -> None:
+    request = replace(BELOW, planner=PlannerChoice("chen"))
+    assert request.in_time(0.5, usual=1.0) == request
+
+
 def test_a_request_can_be_sent_to_another_process() -> None:
     assert BELOW.chosen.built
     assert pickle.loads(pickle.dumps(BELOW)) == BELOW

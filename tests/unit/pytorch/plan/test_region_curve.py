@@ -14,7 +14,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.reader import capture
 from remat_cli.pytorch.capture.step import Step
-from remat_cli.pytorch.plan.region_curve import RegionGraphs, _in_time
+from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.run.planned import source_within
 from tests.torch_steps import Block
 
@@ -76,12 +76,3 @@ def test_plans_in_parts_end_with_the_least_peak_and_tell_their_time_beside_the_w
         assert planned.overhead == pytest.approx(time / baseline_of(graphs.prepared().graph).time - 1, abs=1e-6)
     again = graphs.curve_in_parts([points])
     assert [point.planned.schedule for point in again] == [point.planned.schedule for point in points]
-
-
-def test_each_plan_of_a_region_has_little_time_unless_the_user_grants_more() -> None:
-    for options, limit in (({}, 1.0), ({"time_limit": 3.0}, 3.0)):
-        request = source_within("min", options=options).request
-        assert _in_time(request).chosen.options["time_limit"] == limit
-        assert _in_time(request, 0.5).chosen.options["time_limit"] == limit / 2
-    without_limit = source_within("min", planner="chen").request
-    assert _in_time(without_limit) == without_limit
