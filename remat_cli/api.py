@@ -13,11 +13,12 @@ Everything else in this package is private: it may change without notice.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from remat_cli.checks.schedule_file import broken_claims, replay_on
-from remat_cli.config import DEFAULT_PLANNER, Document, GraphOptions, named_planner, said_in
+from remat_cli.config import DEFAULT_PLANNER, Document, GraphOptions, named_planner, said_in, unknown_name
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace, simulate
@@ -25,6 +26,7 @@ from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planning import Planning, Request
 from remat_cli.planning import plan as make_plan
 from remat_cli.prepare import Prepared, prepare
+from remat_cli.settings import choices_of, declared
 from remat_cli.units import BudgetSpec, parse_budget
 
 
@@ -40,7 +42,22 @@ def read(path: str | Path, **options: Any) -> Prepared:
         UsageError: the options contradict each other or the file.
         TypeError: there is no such option.
     """
-    return prepare(Path(path), GraphOptions(**options))
+    return prepare(Path(path), GraphOptions(**{name: _of_choices(name, value) for name, value in options.items()}))
+
+
+def _of_choices(name: str, value: Any) -> Any:
+    """Convert the text of a graph option with listed choices, as the command line does.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    item = next((item for item in fields(GraphOptions) if item.name == name), None)
+    choices = () if item is None else choices_of(item)
+    if item is None or not choices or not isinstance(value, str):
+        return value
+    if value not in choices:
+        raise unknown_name(f"read(): {name}", value, choices)
+    return declared(item).parse(value)
 
 
 def plan(

@@ -251,6 +251,10 @@ def prepare_reading(
     """
     mode = _mode(reading.graph, options, where)
     notes = [*(reading.training_notes if mode == "training" else ()), *reading.notes]
+    if empty := sorted(name for name, size in options.dims.items() if size == 0):
+        notes.append(
+            f"dims of size 0: {format_names(empty, _MOST_NAMED)}; tensors with them are empty, and take no memory"
+        )
     # A draft from here on: the reader has checked the graph, and the result is checked again at the end.
     known = _with_operators(reading, mode, options, notes)
     # Costs come first: the backward's cost is known of the forward op, and the file can give it there.

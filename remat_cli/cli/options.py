@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -69,10 +70,23 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+def _only_config(context: click.Context, parameter: click.Parameter, values: tuple[Path, ...]) -> Path | None:
+    """Return the one config file; click would drop all but the last.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if len(values) > 1:
+        raise UsageError(f"-c is given {len(values)} times", hint="put the settings of all into one file")
+    return values[0] if values else None
+
+
 _CONFIG = _graph(
     "-c",
     "--config",
     type=READ,
+    multiple=True,
+    callback=_only_config,
     shell_complete=config_names,
     help="YAML file, or the name of one that comes with remat (such as approx_dp). The command line wins over it.",
 )

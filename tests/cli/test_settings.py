@@ -143,3 +143,9 @@ class TestAnOptionIsDeclaredOnce:
         assert load_config(written(tmp_path, "c.yaml", "budget: null\nmode: ~\n")).said == {}
         with pytest.raises(UsageError, match=r"c\.yaml:1: strict: "):
             load_config(written(tmp_path, "c.yaml", "strict: null\n"))
+
+
+@pytest.mark.parametrize("verb", [("plan", "--budget", "80%"), ("compare",)])
+def test_no_config_is_dropped_for_another(verb: tuple[str, ...], remat: Remat) -> None:
+    ended = remat(*verb, GRAPH, "-c", "dtr", "-c", "rotor")
+    assert (ended.code, "-c is given 2 times" in ended.err) == (2, True)

@@ -10,6 +10,7 @@ import pytest
 
 import remat_cli as remat
 from remat_cli.core.arena import Bank
+from remat_cli.core.link import Duplex
 from remat_cli.core.problem import Status
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import InvalidSchedule, UsageError
@@ -102,3 +103,18 @@ def test_all_that_is_public_is_there_and_nothing_else() -> None:
 def test_a_setting_is_held_to_its_declaration(settings: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         remat.plan(remat.read(GRAPHS / "skip_chain.json"), "80%", "keep_all", **settings)
+
+
+def test_a_choice_may_be_text() -> None:
+    graph = remat.read(GRAPHS / "skip_chain.json", link_bandwidth="1000", link_duplex="full")
+    assert graph.link is not None
+    assert graph.link.duplex is Duplex.FULL
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="link_duplex: there is no 'ful'"):
+        remat.read(GRAPHS / "skip_chain.json", link_duplex="ful")
+
+
+def test_a_dim_of_zero_is_noted() -> None:
+    assert any("dims of size 0: 'batch'" in note for note in remat.read(GRAPHS / "unet.onnx", dims={"batch": 0}).notes)
