@@ -41,9 +41,10 @@ class ShardedBlock:
 
     @property
     def shard(self) -> Operand:
-        """The shard of one rank; the last shard is padded."""
+        """The flat shard of one rank; the last shard is padded."""
         size = -(-self.bytes // self.ranks)
-        return Operand(f"{self.name}.shard", Role.PARAMETER, None, self.parameters[0].dtype, size)
+        elements = -(-sum(parameter.elements for parameter in self.parameters) // self.ranks)
+        return Operand(f"{self.name}.shard", Role.PARAMETER, (elements,), self.parameters[0].dtype, size)
 
 
 def sharded_blocks(

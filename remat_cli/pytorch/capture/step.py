@@ -23,8 +23,8 @@ class Step:
             module among its inputs: `def loss(model, x, y): return cross_entropy(model(x), y)`.
         inputs: positional arguments.
         keyword_inputs: keyword arguments.
-        optimizer: a `torch.optim.Optimizer` over the model's parameters, or the name of one: "sgd", "momentum" or
-            "adam". Its state is counted as resident.
+        optimizer: a `torch.optim.Optimizer` over the model's parameters, or the name of one, such as "adamw". Its state
+            is counted as resident.
     """
 
     model: Callable[..., Any]

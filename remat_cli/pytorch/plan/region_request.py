@@ -12,6 +12,7 @@ from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.shards import Ranks, parameters_at_rest
 from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
+from remat_cli.pytorch.unstable.tensors import local_part, storage_key
 from remat_cli.training.resident import OPTIMIZERS
 
 
@@ -66,7 +67,9 @@ class RegionRequest:
         Without an optimizer's name, a file's bytes count.
         """
         options = self.source.graph_options
-        copies = OPTIMIZERS[options.optimizer or "sgd"] + options.accumulate
-        trained = (part for part in parameters_at_rest(self.module) if part.requires_grad)
-        counted = copies * bytes_in(trained) + self.source.state_bytes()
+        trained = [part for part in parameters_at_rest(self.module) if part.requires_grad]
+        state = OPTIMIZERS[options.optimizer or "sgd"]
+        distinct = {storage_key(part): part for part in map(local_part, trained)}.values()
+        named = sum(state(tuple(part.shape), part.untyped_storage().nbytes()) for part in distinct)
+        counted = named + options.accumulate * bytes_in(trained) + self.source.state_bytes()
         return counted if counted or self.given is None else self.given.file.other_bytes

@@ -67,7 +67,7 @@ def planned(
             calls, a plan is carried over to other sizes at which the judge finds that it fits, and one is made where
             none fits; a share is one of the largest plain peak so far. It counts parameters, buffers, inputs, gradients
             and activations, and the optimizer's state if that is named.
-        optimizer: whose state is in memory: itself, or "sgd", "momentum" or "adam".
+        optimizer: whose state is in memory: itself, or its name, such as "adamw".
         accumulate: gradients are in memory before the step, which adds to them.
         planner: which planner makes the plan.
         options: of the planner, such as {"time_limit": 60}; without it, 3 seconds for up to 500 ops, more for more; a

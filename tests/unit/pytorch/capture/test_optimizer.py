@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.capture.optimizer import checked_optimizer, kept_state, optimizer_state_bytes
 from remat_cli.torch import plan_of, planned
+from remat_cli.training import OPTIMIZERS
 from tests.torch_steps import MLP
 
 Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
@@ -216,3 +217,10 @@ def test_optimizers_of_libraries(library: str, name: str) -> None:
     with torch.compiler.set_stance("force_eager"):  # torchao compiles its step, which takes a minute
         optimizer.step()
     assert 0 < before == optimizer_state_bytes(optimizer) < 2 * sum(parameter.nbytes for parameter in parameters)
+
+
+@pytest.mark.parametrize(("name", "make"), [("adafactor", optim.Adafactor), ("adamw", optim.AdamW)])
+def test_named_optimizer_has_the_state_of_torchs(name: str, make: Make) -> None:
+    parameters = [nn.Parameter(torch.ones(*shape, dtype=torch.bfloat16)) for shape in ((6, 5), (2, 3, 4), (7,))]
+    named = sum(OPTIMIZERS[name](tuple(each.shape), each.nbytes) for each in parameters)
+    assert named == optimizer_state_bytes(make(parameters))
