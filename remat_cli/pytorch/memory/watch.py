@@ -30,6 +30,8 @@ from remat_cli.pytorch.unstable.modules import enclosing_parallel
 
 _FIRST_STEPS = 3
 _KEY = "remat.watch"
+# Calls before a backward pass after which measured steps are counted, as none may come.
+_MOST_CALLS = 64
 _STEPS_WITH_STATE = 2  # gradients are accumulated in the second such step, if at all
 
 
@@ -89,6 +91,11 @@ class StepWatch:
         On the CPU it is the memory of kernels.
         """
         return ", without the workspace of kernels" if isinstance(self._live, LiveOnCpu) else ""
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the calls so far may be followed by more before their backward passes."""
+        return not self._has_gone_back and self.calls < _MOST_CALLS
 
     def again(self) -> None:
         """Measure as many steps again, for another plan."""
@@ -207,7 +214,7 @@ class StepWatch:
             self._is_begun = False
             most = self._live.end()
             if not self._is_dropped:
-                self.left -= 1
+                self.left -= not self.awaits_backward
                 self._measured = MeasuredStep(*most, self._gradient_bytes)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -22,6 +22,7 @@ from remat_cli import __version__
 from remat_cli.config import GraphOptions, load_measurements, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
+from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Activations, Solution, activations_of, baseline_of
 from remat_cli.costs import Measurements
@@ -40,7 +41,7 @@ from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
 from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
-from remat_cli.pytorch.plan.record import GraphRecord, notify
+from remat_cli.pytorch.plan.record import GraphRecord, kept_between, notify
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING, Waiting
 from remat_cli.pytorch.unstable.autograd import is_profiling
@@ -54,6 +55,8 @@ _NAME = "the captured step"
 # Seconds of planning by default, for graphs of up to so many ops; more for larger ones. Each plan that a search for the
 # smallest budget asks for has them, too: with less, that search ends above budgets at which a request finds a plan.
 _SECONDS, _OPS = 3.0, 500
+# The number of plans for several calls before a backward pass, by bisection of what is left free for the others.
+_MOST_PLANS_OF_CALLS = 6
 # Device profiles by torch's name of the device; other devices have the generic profile.
 _PROFILES = ("h200", "h100", "a100", "v100")
 
@@ -178,6 +181,16 @@ class ScheduleSource(ABC):
             modules: the called modules; nothing is reserved for their memory that is known by now.
         """
         del missing_bytes, gradient_bytes, modules
+        return False
+
+    def note_calls(self, calls: int, ran: GraphRecord) -> bool:
+        """Note the number of calls before a backward pass; return whether plans count them.
+
+        Args:
+            calls: number of calls.
+            ran: the plan that they ran by.
+        """
+        del calls, ran
         return False
 
     def release(self) -> None:  # noqa: B027  # where nothing is left free, there is nothing to take back
@@ -305,12 +318,16 @@ class OwnState:
         missed_bytes: to leave free, as measured steps took them beyond the plan.
         before_bytes: what that was before it was last raised.
         standing_bytes: of gradients and buckets that were there when a graph was last captured.
+        calls: number of calls before a backward pass that plans count.
+        kept_bytes: of the missing memory of the last measured step, what further calls kept between their passes.
     """
 
     granted: int = 0
     missed_bytes: int = 0
     before_bytes: int = 0
     standing_bytes: int = 0
+    calls: int = 1
+    kept_bytes: int = 0
 
 
 @dataclass
@@ -585,7 +602,19 @@ class WithinBudget(ScheduleSource):
         self.own.before_bytes = self.own.missed_bytes
         # Gradients that exist by now, but not in that step, were no part of its missing memory.
         known = min(gradient_bytes, max(0, self.standing(modules) - self.own.standing_bytes))
-        self.own.missed_bytes += max(0, missing_bytes - known)
+        self.own.missed_bytes += max(0, missing_bytes - known - self.own.kept_bytes)
+        return True
+
+    def note_calls(self, calls: int, ran: GraphRecord) -> bool:
+        """Note the number of calls before a backward pass; see `ScheduleSource.note_calls`.
+
+        Plans that offload, or have regions in parts, count one call.
+        """
+        if self.splits or self.request.offload:
+            return False
+        counted, self.own.calls = self.own.calls, max(self.own.calls, calls)
+        with_all, without = (self.others_bytes(ran.graph, ran.schedule, each) for each in (self.own.calls, counted))
+        self.own.kept_bytes = with_all - without
         return True
 
     def release(self) -> None:
@@ -668,6 +697,7 @@ class WithinBudget(ScheduleSource):
             "offload": self.request.offload,
             "link": None if prepared.link is None else link_fields(prepared.link),
             "version": __version__,
+            **({"calls": self.own.calls} if self.own.calls > 1 else {}),
         }
         return sha256(canonical_json(asked)).hexdigest()
 
@@ -696,9 +726,65 @@ class WithinBudget(ScheduleSource):
         if planning.schedule is None or planning.trace is None:
             self.refused = {key: planning}
             raise no_plan(planning.solution, self.free_bytes)
+        if self.own.calls > 1:
+            with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
+                return self.granting(self.plan_of_calls(planning))
         self.keep(self.path("plan", key), planning.schedule_file)
         planned = GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
         return self.granting(planned)
+
+    def plan_of_calls(self, alone: Planning) -> GraphRecord:
+        """Return a plan for several calls before a backward pass.
+
+        While one call runs, the others keep what the plan keeps between its passes. That much is left free: the least
+        that is enough is searched, as a call with more memory takes less time.
+
+        Args:
+            alone: plan of one call within the budget.
+
+        Raises:
+            DoesNotFit: no plan that was found leaves enough free.
+        """
+        assert alone.schedule is not None
+        together = self.together(alone.prepared.graph, alone.schedule, alone.budget_bytes)
+        if alone.search is not None:  # the smallest budget is what they come to
+            return replace(together, budget_bytes=together.predicted_peak_bytes)
+        if together.predicted_peak_bytes <= alone.budget_bytes:
+            return together
+        graph, best, low = alone.prepared.graph, None, 0
+        high = self.others_bytes(graph, alone.schedule, self.own.calls)
+        for _ in range(_MOST_PLANS_OF_CALLS):
+            free = (low + high) // 2
+            leaving = graph.edited(resident_bytes=graph.resident_bytes + free).checked()
+            planning = plan(replace(alone.prepared, graph=leaving), alone.request)
+            fits = False
+            if planning.schedule is not None:
+                together = self.together(graph, planning.schedule, alone.budget_bytes)
+                fits = together.predicted_peak_bytes <= alone.budget_bytes
+                best = together if fits else best
+            low, high = (low, free) if fits or planning.schedule is None else (free, high)
+        if best is None:
+            raise no_plan(planning.solution, self.free_bytes)
+        return best
+
+    def together(self, graph: Graph, schedule: Schedule, budget_bytes: int) -> GraphRecord:
+        """Return the record of a plan with the memory of all calls before a backward pass."""
+        others, plain = (self.others_bytes(graph, each, self.own.calls) for each in (schedule, plain_run(graph)))
+        all_calls = graph.edited(resident_bytes=graph.resident_bytes + others).checked()
+        planned = GraphRecord.of(all_calls, schedule, budget_bytes=budget_bytes)
+        return replace(planned, plain_peak_bytes=baseline_of(graph).peak_bytes + plain)
+
+    def others_bytes(self, graph: Graph, schedule: Schedule, calls: int) -> int:
+        """Return the memory of other calls while one of them runs its backward pass.
+
+        They keep tensors between their passes, or have left gradients.
+        """
+        if calls == 1:
+            return 0
+        kept = kept_between(graph, schedule)
+        adds = self.graph_options.accumulate  # the gradients are counted already
+        gradients = 0 if adds else sum(graph.tensors[name].bytes for name in graph.outputs if name in graph.producer)
+        return max((calls - 1) * kept, (calls - 2) * kept + gradients)
 
     def request_for(self, graph: Graph) -> Request:
         """Return the request for a graph.

@@ -38,6 +38,7 @@ class Holding:
         watch: measures the steps.
         strict: refuse a later step without a plan that fits.
         has_begun: a step has run.
+        counts_calls: plans count several calls before a backward pass.
     """
 
     def __init__(self, source: ScheduleSource, watch: StepWatch, *, strict: bool = False) -> None:
@@ -45,6 +46,7 @@ class Holding:
         self.watch = watch
         self.strict = strict
         self.has_begun = False
+        self.counts_calls = False
         self._replanned = 0
         self._warned = False
         self._tells_of_least = False
@@ -173,7 +175,9 @@ class Holding:
     def _what(self, missing: int) -> str:
         """Return the likely cause of memory beyond the plan, in words."""
         unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
-        if (calls := self.watch.calls) > 1:
+        if (calls := self.watch.calls) > 1 and self.counts_calls:
+            unseen = f"as {calls} calls came before a backward pass, which plans count from now on"
+        elif calls > 1:
             unseen = (
                 f"as {calls} calls came before a backward pass, and a plan is for one: plan a function that makes all "
                 "of them and returns the loss, planned(loss_of_all, budget=...)"

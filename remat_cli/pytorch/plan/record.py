@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from remat_cli.core.graph import Graph
-from remat_cli.core.schedule import Schedule
+from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Op
+from remat_cli.core.schedule import Compute, Inplace, Schedule
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import UsageError
@@ -244,6 +244,19 @@ class PlanRecord:
                 "model.forward(...), or a part of the model"
             )
         return lines
+
+
+def boundary_of(graph: Graph, schedule: Schedule) -> tuple[int, Op]:
+    """Return the place and the op of a schedule between its two passes."""
+    runs = ((at, graph.op[step.op]) for at, step in enumerate(schedule.steps) if isinstance(step, Compute | Inplace))
+    return next((at, op) for at, op in runs if op.type == BOUNDARY_TYPE)
+
+
+def kept_between(graph: Graph, schedule: Schedule) -> int:
+    """Return the bytes of results and saved tensors between a plan's passes."""
+    at, op = boundary_of(graph, schedule)
+    tangents = sum(graph.tensors[name].bytes for name in op.outputs)
+    return max(0, simulate(graph, schedule).memory_bytes[at + 1] - graph.fixed_bytes - tangents)
 
 
 def waited(spent_ns: Counter[str]) -> str:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from remat_cli.core.graph import BOUNDARY_TYPE, Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.planners.shared.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, CpSolver
 from remat_cli.pytorch.plan.fused import CompiledMemory
-from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.record import GraphRecord, boundary_of
 from remat_cli.pytorch.plan.region_copies import PassOrder, input_of, saved_by, waits, with_copies
 from remat_cli.pytorch.plan.rehearsal import Moment
 from remat_cli.splitting import Split
@@ -93,10 +93,8 @@ class CurvePoint:
             outputs: bytes of the region's outputs.
         """
         trace = simulate(graph, schedule)
-        runs = [
-            (at, graph.op[step.op]) for at, step in enumerate(schedule.steps) if isinstance(step, Compute | Inplace)
-        ]
-        boundary, begins = next((at, op) for at, op in runs if op.type == BOUNDARY_TYPE)
+        boundary, begins = boundary_of(graph, schedule)
+        forward = (step for step in schedule.steps[:boundary] if isinstance(step, Compute | Inplace))
         levels = [level - graph.fixed_bytes for level in trace.memory_bytes[1:]]  # while each step runs
         tangents = sum(graph.tensors[name].bytes for name in begins.outputs)
         return cls(
@@ -105,7 +103,7 @@ class CurvePoint:
             forward=max(levels[:boundary], default=0),
             backward=max(0, max(levels[boundary:]) - outputs - tangents),
             time=trace.time,
-            forward_time=sum(op.time for at, op in runs if at < boundary),
+            forward_time=sum(graph.op[step.op].time for step in forward),
             outputs=outputs,
         )
 

@@ -293,6 +293,10 @@ class PlannedCall:
         assert plan is not None
         plan.measured_peak_bytes.append(measured.peak_bytes)
         self.record.without = self._watch.without
+        if self._watch.awaits_backward:  # the last of these calls peaks highest
+            return
+        if not self.fused:
+            self._holding.counts_calls = self.source.note_calls(self._watch.calls, plan)
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):

@@ -530,3 +530,21 @@ def test_self_test_sees_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None
 def test_wrong_call(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         planned(MLP(), **arguments)
+
+
+def test_plans_count_calls_that_come_before_a_backward_pass() -> None:
+    model, twin = twins(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))))
+    budget = 4_000_000
+    planned(model, budget=budget, planner="rotor")
+    for _ in range(4):
+        microbatches = [torch.randn(512, 64) for _ in range(3)]
+        for each in (model, twin):
+            each.zero_grad()
+            for loss in [each(x).square().mean() for x in microbatches]:
+                loss.backward()
+        assert same(gradients(model), gradients(twin))
+    plan = plan_of(model).last
+    assert plan is not None
+    assert plan.plain_peak_bytes > 6_000_000
+    assert plan.measured_peak_bytes
+    assert max(plan.measured_peak_bytes) <= plan.predicted_peak_bytes + 2 * 16_384 <= budget + 2 * 16_384
