@@ -47,7 +47,10 @@ def readable(source: str, root: str) -> str:
 
 
 def root_of(sources: tuple[str, ...]) -> str:
-    """Return the name of the whole model in the sources of its parameters: that of the local they all begin with."""
+    """Return the variable that holds the model in parameters' sources.
+
+    It is "self" for "L['self']._modules['head']._parameters['weight']", and empty if no source names a parameter.
+    """
     for source in sources:
         if "._parameters[" in source and (match := _LOCAL.match(source)) is not None:
             return match[1]
