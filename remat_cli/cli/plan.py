@@ -82,6 +82,7 @@ def command(
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.terminal.plan import plan_report
+    from remat_cli.studies.eager import eager_peak_of
 
     config = read_call(given)
     request = config.request
@@ -101,6 +102,7 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         with watch.stage("reading"):
+            eager_peak = eager_peak_of(graph, config.graph)
             prepared = prepare(graph, config.graph, split=request.split)
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
@@ -129,9 +131,12 @@ def command(
         slow=_why_uncompiled(planning),
     )
     streams.report(
-        lambda: plan_report(planning, shown=config.report, next_steps=steps, seconds=watch.seconds),
+        lambda: plan_report(
+            planning, shown=config.report, next_steps=steps, seconds=watch.seconds, eager_peak_bytes=eager_peak
+        ),
         lambda: {
             **planning.summary(),
+            **({} if eager_peak is None else {"eager_peak_bytes": eager_peak}),
             **({} if tried is None else {"split": tried.summary()}),
             "seconds": watch.seconds,
         },

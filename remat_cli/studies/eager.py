@@ -16,6 +16,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph, Phase
 from remat_cli.core.schedule import Schedule
 from remat_cli.core.simulate import Trace, simulate
+from remat_cli.errors import GraphError
 from remat_cli.formats.functions import names_function
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture import check_installed
@@ -96,6 +97,19 @@ def eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
         return None
     check_installed()
     return _run(path, options, outputs_held=True)
+
+
+def eager_peak_of(path: Path, options: GraphOptions) -> int | None:
+    """Return eager's peak in bytes; None where there is no eager run, or it fails on tensors without data.
+
+    Raises:
+        UsageError: as `eager_run`.
+    """
+    try:
+        run = eager_run(path, options)
+    except GraphError:  # the capture tells why, or succeeds
+        return None
+    return None if run is None else run.peak_bytes
 
 
 def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerReplay:

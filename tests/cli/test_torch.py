@@ -209,6 +209,13 @@ def test_inspect_of_a_step_that_cannot_be_captured_tells_what_it_takes(remat: Re
     assert re.search(r"Notes\n +· there is no plan for the step", remat("inspect", step).out)
 
 
+def test_plan_names_first_what_eager_takes(remat: Remat, small: str) -> None:
+    asked = ("plan", small, "--budget", "90%", "--planner", "dtr")
+    peak = remat(*asked, "--json").json["eager_peak_bytes"]
+    assert peak == remat("inspect", small, "--json").json["eager"]["peak_bytes"]
+    assert re.match(r"eager +[\d.]+ kB · without a plan", remat(*asked).out)
+
+
 def test_check_holds_eager_to_limits_and_baseline_where_no_plan_is_asked_for(
     remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

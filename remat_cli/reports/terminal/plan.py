@@ -57,6 +57,7 @@ def plan_report(
     shown: ReportOptions | None = None,
     next_steps: Sequence[str] = (),
     seconds: Mapping[str, float] | None = None,
+    eager_peak_bytes: int | None = None,
 ) -> Report:
     """Return the report of `remat plan`.
 
@@ -65,9 +66,10 @@ def plan_report(
         shown: parts to show; by default all.
         next_steps: uses of the plan.
         seconds: times of the call's stages, shown for a long call.
+        eager_peak_bytes: peak of a PyTorch step without a plan; None where it is not known.
     """
     solution, prepared = planning.solution, planning.prepared
-    title = facts(plan_facts(solution, prepared, planning.planner))
+    title = facts([*_eager_fact(eager_peak_bytes), *plan_facts(solution, prepared, planning.planner)])
     verdict = Text(
         phrasing.verdict(solution, estimated=prepared.is_estimated), f"bold {STATUS_STYLES[solution.status]}"
     )
@@ -80,6 +82,13 @@ def plan_report(
 
 def _spent(said: str) -> list[RenderableType]:
     return [Text(said, "dim")] if said else []
+
+
+def _eager_fact(peak_bytes: int | None) -> list[tuple[str, Cell]]:
+    if peak_bytes is None:
+        return []
+    said = "without a plan; 'plain' below is the captured step's run"
+    return [("eager", _titled(format_bytes(peak_bytes), said))]
 
 
 def plan_facts(solution: Solution, prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell]]:
