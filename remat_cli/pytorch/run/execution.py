@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from statistics import median
-from time import time_ns
+from time import perf_counter_ns, time_ns
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -40,7 +40,7 @@ from remat_cli.pytorch.unstable.front_end import forgetting
 from remat_cli.pytorch.unstable.inductor import needing_compiler
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
-from remat_cli.units import format_bytes
+from remat_cli.units import format_bytes, format_time
 
 # Tolerances between measured and predicted peak; the larger one counts.
 TOLERANCE_BYTES = 2 * 2**20
@@ -51,6 +51,8 @@ EAGER_TOLERANCE = 1e-4
 _NARROW_TOLERANCE = 3e-2
 _NARROW = ("float16", "bfloat16", "float8")
 _TIMED_RUNS = 5
+# The time after which no further pair of runs is timed, in nanoseconds.
+_TIMED_NS = 5 * 10**9
 _PLAN_WITH_WORKSPACE = (
     "kernels may take memory of their own: plan with what 'remat measure' writes, by ",
     Setting("measurements", "FILE"),
@@ -113,7 +115,8 @@ class StepExecution:
         results: number of compared results: outputs, gradients, buffers.
         changed: names of results that differ in any bit from the plain schedule's.
         changed_by: the first op with different results; None if all agree.
-        unrepeatable: names of results that differ between two runs of the plain schedule.
+        unrepeatable: names of results that differ between two runs of the plain schedule; none if the plan's results
+            are the plain schedule's, as it runs once then.
         beside_eager: names of results that differ in any bit from eager's.
         eager_difference: the largest difference to eager, as a share of the largest result of its kind.
         eager_tolerance: largest allowed difference to eager.
@@ -245,10 +248,10 @@ def execute_step(
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused, cuts or {})
+    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused, cuts or {}, observe)
     left_bytes = None if budget_bytes is None else budget_bytes - graph.fixed_bytes
     with forgetting(), explained(reference):
-        return replace(runs.compare(schedule, observe), budget_bytes=left_bytes)
+        return replace(runs.compare(schedule), budget_bytes=left_bytes)
 
 
 @dataclass
@@ -265,8 +268,11 @@ class StepRuns:
         measures: run each kernel alone before the first schedule runs, and count its workspace from then on.
         fused: schedules run inductor's kernels.
         cuts: what schedules run in parts.
+        observe: is told what runs.
         compiled_peaks: of schedules that were compiled, beside what is there before, in bytes, by their identity.
         measuring_ns: how long that took.
+        begun: number of runs so far.
+        last_ns: time of the last run, in nanoseconds.
     """
 
     step: Step
@@ -278,8 +284,11 @@ class StepRuns:
     measures: bool = False
     fused: bool = False
     cuts: Mapping[str, Split] = field(default_factory=dict)
+    observe: Observer = field(default_factory=Observer)
     compiled_peaks: dict[int, int] = field(default_factory=dict)
     measuring_ns: int = 0
+    begun: int = 0
+    last_ns: int = 0
     changing: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -304,35 +313,42 @@ class StepRuns:
             for name, tensor in (module.named_parameters() if kind == "parameter" else module.named_buffers())
         }
 
-    def compare(self, schedule: Schedule, observe: Observer) -> StepExecution:
+    def compare(self, schedule: Schedule) -> StepExecution:
         """Run the step unchanged, by the plain schedule and by `schedule`."""
-        observe.phase("running the step as it is")
+        self.tell("the step as it is")
         eager_call = callable_of(self.step.model)
         if self.fused:
             eager_call = torch.compile(eager_call, fullgraph=True, dynamic=False)
         with explaining_failure(self.where), needing_compiler():
             eager = self.results(eager_call)
+        self.tell("the step as it is, for its peak")
         eager_peak = StepPeak(None, self.peak(eager_call))
         without = self.predicted(schedule)
-        observe.phase("measuring kernels, and running the plain schedule")
+        self.tell("the plain schedule, once kernels are measured" if self.measures else "the plain schedule")
         plain_schedule = plain_run(self.graph)
         plain_call = self.planned(plain_schedule)
         plain = self.results(plain_call)
-        differing, difference = _compared(eager, plain)
+        beside_eager, difference = _compared(eager, plain)
         del eager
-        expected, again = _digests(plain), _digests(self.results(plain_call))
-        observe.phase("running the schedule")
+        expected = _digests(plain)
+        self.tell("the schedule")
         plan_call = self.planned(schedule)
         if self.fused:  # other fusions round differently
-            different, by = _compared(plain, self.results(plan_call))
-            changed = tuple(different) if by > self.tolerance() else ()
+            differing, by = _compared(plain, self.results(plan_call))
+            changed = tuple(differing) if by > self.tolerance() else ()
         else:
             del plain
             digests = _digests(self.results(plan_call))
-            changed = tuple(name for name, digest in expected.items() if digests[name] != digest)
+            differing = [name for name, digest in expected.items() if digests[name] != digest]
+            changed = tuple(differing)
+        again = expected
+        if differing:
+            self.tell("the plain schedule again, as results differ")
+            again = _digests(self.results(plain_call))
+        self.tell("the schedule, for its peak")
         plan_peak = StepPeak(self.predicted(schedule), self.peak(plan_call))
+        self.tell("the plain schedule, for its peak")
         plain_peak = StepPeak(self.predicted(plain_schedule), self.peak(plain_call))
-        observe.phase("timing both schedules")
         predicted, measured = self.overheads(schedule, plain_call, plan_call)
         return StepExecution(
             version=torch.__version__,
@@ -344,7 +360,7 @@ class StepRuns:
             changed=changed,
             changed_by=self.first_difference(plain_schedule, schedule) if changed and not self.fused else None,
             unrepeatable=tuple(name for name, digest in expected.items() if again[name] != digest),
-            beside_eager=tuple(differing),
+            beside_eager=tuple(beside_eager),
             eager_difference=difference,
             eager_tolerance=self.tolerance(),
             parted_at=None if plan_peak.agrees or self.fused or self.device != "cpu" else self.parting(schedule),
@@ -354,6 +370,12 @@ class StepRuns:
             measured_overhead=measured,
             kernels=self.kernels_measured(schedule, without) if self.measures and not self.fused else None,
         )
+
+    def tell(self, what: str) -> None:
+        """Tell the observer what runs next, and how long the last run took."""
+        self.begun += 1
+        last = f"; the last run took {format_time(self.last_ns, 'ns')}" if self.last_ns else ""
+        self.observe.phase(f"run {self.begun}: {what}{last}")
 
     def kernels_measured(self, schedule: Schedule, without: int) -> KernelsMeasured:
         """Return the measured workspace for a schedule.
@@ -403,6 +425,7 @@ class StepRuns:
             call: runs the forward pass.
             see: gets each output with its number, before the backward pass.
         """
+        began = perf_counter_ns()
         torch.manual_seed(self.seed)
         outputs = _plain(call(*self.step.inputs, **self.step.keyword_inputs))
         returned = [value for value in pytree.tree_leaves(outputs) if isinstance(value, torch.Tensor)]
@@ -413,6 +436,7 @@ class StepRuns:
             see(number, returned[number].detach())
         del outputs, returned
         torch.autograd.backward(losses, [_tangent(value) for value in losses])
+        self.last_ns = perf_counter_ns() - began
 
     def reset(self) -> None:
         """Bring back the state before the step."""
@@ -473,17 +497,21 @@ class StepRuns:
     def overhead(self, plain: Callable[..., Any], other: Callable[..., Any], runs: int = _TIMED_RUNS) -> list[float]:
         """Return one call's extra time over another, as shares.
 
-        Each share comes from a pair of runs.
+        Each share comes from a pair of runs. Where runs take long, there are fewer pairs, at least one.
 
         Args:
             plain: the call to compare with; each call comes first in half of the pairs.
             other: the call with extra time.
-            runs: number of pairs.
+            runs: largest number of pairs.
         """
-        shares = []
+        shares: list[float] = []
+        began = perf_counter_ns()
         for turn in range(runs):
+            if shares and perf_counter_ns() - began > _TIMED_NS:
+                break
             took = {}
             for call in (plain, other) if turn % 2 == 0 else (other, plain):
+                self.tell(f"{'the plain schedule' if call is plain else 'the schedule'}, timed, pair {turn + 1}")
                 self.reset()
                 took[call] = time_of(lambda call=call: self.run(call), self.device)  # type: ignore[misc]
             shares.append(took[other] / took[plain] - 1)

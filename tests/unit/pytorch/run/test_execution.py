@@ -13,6 +13,7 @@ import torch
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.link import Link
+from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import GraphError
@@ -57,9 +58,9 @@ def planned_again(reference: str) -> tuple[Any, Schedule]:
     return graph, with_frees(graph, run_again(graph))
 
 
-def executed(reference: str) -> StepExecution:
+def executed(reference: str, observe: Observer | None = None) -> StepExecution:
     graph, schedule = planned_again(reference)
-    return execute_step(reference, {}, graph, schedule)
+    return execute_step(reference, {}, graph, schedule, observe=observe)
 
 
 def test_measured_peaks_are_the_predicted_ones(execution: StepExecution) -> None:
@@ -72,6 +73,30 @@ def test_measured_peaks_are_the_predicted_ones(execution: StepExecution) -> None
     assert execution.predicted_overhead > 0.3
     assert execution.results == 11
     assert execution.changed == execution.beside_eager == execution.unrepeatable == ()
+
+
+def test_each_run_is_told_and_long_runs_are_few(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listener(Observer):
+        def __init__(self) -> None:
+            self.runs: list[str] = []
+
+        def phase(self, text: str) -> None:
+            if text.startswith("run "):
+                self.runs.append(text)
+
+    monkeypatch.setattr(execution_module, "_TIMED_NS", 0)
+    calls: list[StepRuns] = []
+    run = StepRuns.run
+
+    def counted(self: StepRuns, *given: Any) -> None:
+        calls.append(self)
+        run(self, *given)
+
+    monkeypatch.setattr(StepRuns, "run", counted)
+    listener = Listener()
+    assert executed(f"{reference}:mlp", listener).holds
+    assert len(calls) == len(listener.runs) == 8
+    assert re.fullmatch(r"run 8: the schedule, timed, pair 1; the last run took [\d.]+ m?s", listener.runs[-1])
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
@@ -196,5 +221,6 @@ def test_measured_overhead_is_a_share_of_the_plain_run(monkeypatch: pytest.Monke
     monkeypatch.setattr(StepRuns, "device", "cpu")
     # A call takes as many seconds as it returns.
     monkeypatch.setattr(execution_module, "time_of", lambda run, device: run())
+    monkeypatch.setattr(StepRuns, "tell", lambda self, what: None)
     runs = object.__new__(StepRuns)
     assert runs.overhead(lambda: 2, lambda: 5, runs=3) == [1.5, 1.5, 1.5]
