@@ -366,7 +366,7 @@ def _of_parts(call: _Call) -> Iterator[_Rule]:
 
 _same = _without(results=1)
 _RULES: Mapping[str, Callable[[_Call], Iterator[_Rule]]] = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _view),
     "t": _moved(lambda _, rank: list(range(rank))[::-1]),
     "transpose": _moved(_transposed),
     "permute": _moved(lambda call, rank: [dim % rank for dim in call.given["dims"]]),
@@ -420,7 +420,7 @@ _RULES: Mapping[str, Callable[[_Call], Iterator[_Rule]]] = {
 
 # The arguments that are the shape of an op's result, or of its operand: they shrink with the rows.
 _SHAPES: Mapping[str, str] = {
-    **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "expand", "full", "zeros", "ones", "empty"), "size"),
+    **dict.fromkeys(("view", "_unsafe_view", "expand", "full", "zeros", "ones", "empty"), "size"),
     "reshape": "shape",
     **dict.fromkeys(("select_backward", "slice_backward"), "input_sizes"),
     **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), "input_size"),
