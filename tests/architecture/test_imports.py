@@ -226,6 +226,11 @@ def callers_of(name: str) -> set[str]:
     }
 
 
+def test_one_module_sets_up_cp_sat() -> None:
+    # Its settings keep CP-SAT from wrong proofs.
+    assert callers_of("CpSolver") == {"remat_cli.planners.shared.cp_sat"}
+
+
 @pytest.mark.parametrize("name", ["Problem", "solve"])
 def test_plans_are_made_in_one_room(name: str) -> None:
     # The contract tests try planners on problems of their own.

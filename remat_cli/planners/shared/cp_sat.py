@@ -73,7 +73,7 @@ def solve_model(
     model: CpModel,
     limits: Limits,
     *,
-    rounding: Rounding,
+    rounding: Rounding | None,
     settings: Mapping[str, int] | None = None,
     on_solution: OnSolution | None = None,
     on_bound: OnBound | None = None,
@@ -87,6 +87,7 @@ def solve_model(
             right.
         limits: limits of the search. Work is the solver's deterministic time. A model with a hint gets one core.
         rounding: direction in which rows with too large numbers are rounded: RELAX to prove, RESTRICT to find plans.
+            None: the model is small, and its numbers stay.
         settings: further parameters of the solver that suit the model, by name.
         on_solution: receives the values of each better solution, by variable index, in this thread.
         on_bound: receives each better bound on the objective, in this thread.
@@ -97,7 +98,8 @@ def solve_model(
     """
     if limits.is_over:
         return SolverOutcome(Status.UNKNOWN)
-    search = _CpSatSearch(model, limits, settings or {}, on_solution, on_bound, scale_model(model, rounding))
+    unit = 1 if rounding is None else scale_model(model, rounding)
+    search = _CpSatSearch(model, limits, settings or {}, on_solution, on_bound, unit)
     search.run()
     return search.outcome()
 
@@ -265,7 +267,7 @@ class _CpSatSearch:
         values = _values(response.solution)
         if not self._model.has_objective():
             return SolverOutcome(status, values, work=response.deterministic_time)
-        scaled = _objective(self._model, values) if status is Status.OPTIMAL else None
+        scaled = objective_of(self._model, values) if status is Status.OPTIMAL else None
         bound = _whole_bound(response.best_objective_bound) if scaled is None else scaled
         return SolverOutcome(status, values, bound * self._unit, response.deterministic_time)
 
@@ -305,7 +307,7 @@ def _values(solution: Iterable[int]) -> Values:
     return np.array(solution, dtype=np.int64)
 
 
-def _objective(model: CpModel, values: Values) -> int:
+def objective_of(model: CpModel, values: Values) -> int:
     """Return the exact objective of a solution.
 
     The solver gives it as a floating-point number.

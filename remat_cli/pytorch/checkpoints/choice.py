@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remat_cli.planners.shared.cp_model import INFEASIBLE, OPTIMAL, UNKNOWN, CpModel, CpSolver, IntVar
+from remat_cli.core.problem import Status
+from remat_cli.planners.shared.cp_model import CpModel, IntVar
+from remat_cli.planners.shared.cp_sat import solve_model
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.pytorch.checkpoints.memory import Candidate, Condition, Memory
 
 _SECONDS = 5.0  # for one integer program; for equal blocks it takes far below a second
@@ -71,19 +74,17 @@ def choose(memory: Memory, budget: int | None) -> Choice:
             constraint = model.add(total <= peak)
             if isinstance(where, str):
                 constraint.only_enforce_if(wrapped[where])
-        solver = CpSolver()
-        solver.parameters.max_time_in_seconds = _SECONDS
-        solver.parameters.num_workers = 1
-        status = solver.solve(model)
-        if status in (INFEASIBLE, UNKNOWN):
-            return Choice(None, status == INFEASIBLE)
+        outcome = solve_model(model, Limits.of(_SECONDS), rounding=None)
+        values = outcome.values
+        if values is None:
+            return Choice(None, outcome.status is Status.INFEASIBLE)
         # These bounds come from fewer constraints, so they hold for all.
-        proven = status == OPTIMAL
-        chosen = tuple(path for path, literal in wrapped.items() if solver.boolean_value(literal))
-        if budget is None:
-            limit = solver.value(peak)
+        proven = outcome.status is Status.OPTIMAL
+        chosen = tuple(path for path, literal in wrapped.items() if values[literal.index])
+        if not isinstance(peak, int):
+            limit = int(values[peak.index])
         else:
-            least = int(max(0.0, solver.best_objective_bound)) // _unit(memory.candidates)
+            least = max(0, outcome.bound or 0) // _unit(memory.candidates)
 
 
 def _literal(

@@ -12,15 +12,10 @@ from itertools import pairwise, product
 from math import prod
 from time import monotonic
 
-from remat_cli.planners.shared.cp_model import (
-    INFEASIBLE,
-    OPTIMAL,
-    UNKNOWN,
-    CpModel,
-    CpSolver,
-    IntVar,
-    LinearExpr,
-)
+from remat_cli.core.problem import Status
+from remat_cli.planners.shared.cp_model import CpModel, IntVar, LinearExpr
+from remat_cli.planners.shared.cp_sat import Values, objective_of, solve_model
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.pytorch.checkpoints.choice import NEIGHBOURS, spread_out
 from remat_cli.pytorch.checkpoints.policy_memory import Call, Held, Place, Policy, PolicyMemory
 
@@ -94,24 +89,21 @@ class _Search:
             program.keep_within(place, peak)
         constrained = set(self._places)
         while True:
-            solver = CpSolver()
-            solver.parameters.max_time_in_seconds = max(0.01, min(_SECONDS, self._deadline - monotonic()))
-            solver.parameters.num_workers = 1
-            status = solver.solve(program.model)
-            if status == INFEASIBLE:
+            outcome = solve_model(program.model, Limits(min(monotonic() + _SECONDS, self._deadline)), rounding=None)
+            if outcome.status is Status.INFEASIBLE:
                 return
-            bound = int(solver.best_objective_bound)
-            if status == UNKNOWN:
+            bound, values = outcome.bound or 0, outcome.values
+            if values is None:
                 self._proven, self._bound = False, min(bound, self._bound or bound)
                 return
-            policy = program.policy(solver)
-            limit = self._budget if self._budget is not None else solver.value(peak)
+            policy = program.policy(values)
+            limit = peak if isinstance(peak, int) else int(values[peak.index])
             peaks = self._memory.peaks(policy)
             over = [place for place, used in peaks.items() if used > limit and place not in constrained]
             if not over:
                 # Of fewer constraints: what holds for them holds for all.
-                self._proven &= status == OPTIMAL
-                self._best = int(solver.objective_value), policy
+                self._proven &= outcome.status is Status.OPTIMAL
+                self._best = objective_of(program.model, values), policy
                 self._bound = bound if self._bound is None else min(bound, self._bound)
                 return
             worst = sorted(over, key=lambda place: (-peaks[place], place.at, place.block or "", place.rerun))
@@ -261,15 +253,15 @@ class _PolicyModel:
                 self.model.add_bool_or(literal, self.wrapped[path].negated(), saved.negated())
         return literal
 
-    def policy(self, solver: CpSolver) -> Policy:
+    def policy(self, values: Values) -> Policy:
         """Return the policy of a solution, without calls of kinds that are not wrapped."""
         blocks: dict[str, tuple[str, ...]] = {}
         for path, literal in self.wrapped.items():
-            if solver.boolean_value(literal):
+            if values[literal.index]:
                 kind = self.memory.blocks[path].candidate.kind
                 blocks[kind] = (*blocks.get(kind, ()), path)
         saved: Mapping[str, frozenset[Call]] = {
-            kind: frozenset(call for call in self.memory.calls[kind] if solver.boolean_value(self.saved[kind, call]))
+            kind: frozenset(call for call in self.memory.calls[kind] if values[self.saved[kind, call].index])
             for kind in blocks
         }
         return Policy(blocks, saved)

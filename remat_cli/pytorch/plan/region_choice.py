@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.link import Link
+from remat_cli.core.problem import Status
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
-from remat_cli.planners.shared.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, CpSolver
+from remat_cli.planners.shared.cp_model import CpModel
+from remat_cli.planners.shared.cp_sat import solve_model
+from remat_cli.planners.shared.limits import Limits
 from remat_cli.pytorch.plan.fused import CompiledMemory
 from remat_cli.pytorch.plan.record import GraphRecord, boundary_of
 from remat_cli.pytorch.plan.region_copies import PassOrder, input_of, saved_by, waits, with_copies
@@ -337,18 +340,19 @@ class WholeStep:
         else:
             time = sum(total(place, lambda point: point.time) for place in range(len(self.curves)))
             model.minimize(time + self._waiting(model, total, away, gone))
-        solver = CpSolver()
-        solver.parameters.max_time_in_seconds = _SECONDS
-        solver.parameters.num_workers = 1
-        status = solver.solve(model)
-        least, is_proven = int(solver.best_objective_bound), status in (OPTIMAL, INFEASIBLE)
-        if status not in (OPTIMAL, FEASIBLE):
+        outcome = solve_model(model, Limits.of(_SECONDS), rounding=None)
+        least, is_proven = outcome.bound or 0, outcome.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        values = outcome.values
+        if values is None:
             return _Solved(None, is_proven, least)
 
         def is_set(literal: Any) -> bool:
-            return bool(solver.value(literal))
+            return bool(literal if isinstance(literal, int) else values[literal.index])
 
-        places = tuple(next(at for at, literal in enumerate(of) if is_set(literal)) for of in taken)
+        places = tuple(
+            next(at for at, literals in enumerate(zip(*both, strict=True)) if any(map(is_set, literals)))
+            for both in zip(there, gone, strict=True)
+        )
         inputs = frozenset(place for place, x in away.items() if is_set(x))
         saved = frozenset(place for place in may_leave if is_set(gone[place][places[place]]))
         return _Solved(ChosenPlans(places, least, inputs, saved), is_proven, least)
