@@ -7,6 +7,7 @@ its items if they all have the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remat_cli.formats.onnx.attributes import attribute_of, integer_attribute
@@ -117,6 +118,19 @@ def _optional(node: onnx.NodeProto, inputs: Inputs) -> ValueType | None:
     if given is not None or declared is None:
         return given
     return value_type(declared.tp, {}, f"the type of Optional {node.name!r}")
+
+
+def mapped(result: ValueType | None, source: ValueType) -> ValueType | None:
+    """Return a result of SequenceMap with the length of its sequence.
+
+    `result` is inferred by onnx, with the shape of an item.
+    """
+    if not isinstance(result, SequenceType) or not isinstance(source, SequenceType):
+        return result
+    if result.item is None or source.length is None:
+        return result
+    total = TensorType(result.element, result.item).bytes * source.length
+    return replace(result, total_bytes=total, length=source.length)
 
 
 def _same(node: onnx.NodeProto, inputs: Inputs) -> ValueType | None:

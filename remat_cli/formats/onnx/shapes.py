@@ -20,7 +20,7 @@ from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.contrib import standard_form
 from remat_cli.formats.onnx.contrib_results import result_types
-from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES
+from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES, INT64
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
     FROM_BODY,
@@ -38,9 +38,9 @@ from remat_cli.formats.onnx.expansion import NodeNames, expanded
 from remat_cli.formats.onnx.folding import can_fold, compute, no_elements
 from remat_cli.formats.onnx.inference import NEWEST, OperatorSets, check_form, infer
 from remat_cli.formats.onnx.randomness import repeats_itself
-from remat_cli.formats.onnx.sequences import SEQUENCE_RULES
+from remat_cli.formats.onnx.sequences import SEQUENCE_RULES, mapped
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
-from remat_cli.formats.onnx.stored_values import constant_value, stored_values, unread_bytes
+from remat_cli.formats.onnx.stored_values import constant_value, stored_values, unopened_names, unread_bytes
 from remat_cli.formats.onnx.structure import Node, did_you_mean, executable_nodes
 from remat_cli.formats.onnx.subgraphs import CONTROL_FLOW, NO_BODIES, ControlFlow, body_inputs, control_flow
 from remat_cli.formats.onnx.values import (
@@ -55,6 +55,7 @@ from remat_cli.formats.onnx.values import (
     value_type,
 )
 from remat_cli.settings import Setting
+from remat_cli.units import format_names
 
 if TYPE_CHECKING:
     import onnx
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from remat_cli.formats.onnx.values import Array
 
 _SHOWN = 40
+# stored values in other files that a message names
+_NAMED = 5
 # Maximum dry runs to find further unknown shapes.
 _TRIALS = 20
 # replaces an unknown size
@@ -114,11 +117,14 @@ class ShapeInference:
     data: Mapping[str, Array] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     constant_weights: frozenset[str] = frozenset()
+    _tries_examples: bool = False
+    _elsewhere: frozenset[str] = frozenset()
     _unsized: dict[str, str] = field(default_factory=dict)
     _known_dims: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _inputs: frozenset[str] = frozenset()
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _counts: set[str] = field(default_factory=set)
 
     def size(
         self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType], data: Mapping[str, Array] | None = None
@@ -137,6 +143,7 @@ class ShapeInference:
         """
         self.names.take(graph)
         self.data, self._inputs = data or {}, frozenset(inputs)
+        self._elsewhere = unopened_names(graph)
         sized = self._size(graph, inputs, ChainMap(), path="")
         for name in self.value_shapes:
             if name not in self._seen:
@@ -155,6 +162,7 @@ class ShapeInference:
         """
         places: dict[str, str] = {}
         examples: dict[str, tuple[int, ...]] = {}
+        unopened: set[str] = set()
         trial = self
         for _ in range(_TRIALS):
             new = {name: where for name, where in trial._unsized.items() if name not in places}
@@ -162,6 +170,7 @@ class ShapeInference:
                 break
             for name, where in new.items():
                 dims = trial._known_dims.get(name)
+                unopened |= trial._unopened_behind(name)
                 places[name] = where if dims is not None else f"{where}; its rank is not known either"
                 examples[name] = tuple(_EXAMPLE_SIZE if dim is None else dim for dim in dims or (None,))
             trial = self._given(examples)
@@ -172,10 +181,21 @@ class ShapeInference:
                 break
         shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        reason = "depend on data and are not known" if not unopened else "are not known"
+        kept = (
+            f"; files of external data are not opened, and hold {format_names(sorted(unopened), _NAMED)}"
+            if unopened
+            else ""
+        )
         given = dict(list(examples.items())[:_SHOWN])
         return UsageError(
-            f"the shapes of these values depend on data and are not known: {', '.join(shown)}{more}",
-            hint=("give them, such as ", Setting("value_shapes", given), f", where each {_EXAMPLE_SIZE} is an example"),
+            f"the shapes of these values {reason}: {', '.join(shown)}{more}{kept}",
+            hint=(
+                *(["keep tensors under 1 KB in the model file when you save it; or "] if unopened else []),
+                "give them, such as ",
+                Setting("value_shapes", given),
+                f", where each {_EXAMPLE_SIZE} is an example",
+            ),
         )
 
     def _given(self, shapes: Mapping[str, tuple[int, ...]]) -> ShapeInference:
@@ -189,7 +209,24 @@ class ShapeInference:
             left_out={},
             _known_dims={},
             _seen=set(),
+            _reads={},
+            _counts=set(),
+            _tries_examples=True,
         )
+
+    def _unopened_behind(self, name: str) -> set[str]:
+        """Return small stored values in other files that a shape depends on."""
+        names: set[str] = set()
+        seen: set[str] = set()
+        open_names = list(self._reads.get(name, ()))
+        while open_names:
+            one = open_names.pop()
+            if one in self._elsewhere:
+                names.add(one)
+            elif one not in seen and one in self._counts:
+                open_names += self._reads.get(one, ())
+            seen.add(one)
+        return names
 
     def _size(
         self, graph: onnx.GraphProto, inputs: Mapping[str, ValueType], outer: ChainMap[str, Value], path: str
@@ -249,6 +286,7 @@ class ShapeInference:
                 return None
         self._note(node, results, values)
         self._reads.update(dict.fromkeys(results, node.reads))
+        self._counts.update(name for name, value in results.items() if value.type.element == INT64)
         repeats = repeats_itself(proto, values, self.opsets.version(proto.domain))
         values.update(results)
         plain = not flow.bodies and not _is_own(proto, "Optional") and all(map(_is_plain, results.values()))
@@ -333,6 +371,8 @@ class ShapeInference:
         for name in node.outputs:
             if name in protos and protos[name].WhichOneof("value") is not None:
                 types[name] = value_type(protos[name], {}, f"{name!r}, which op {node.name!r} produces,")
+                if _is_own(node.proto, "SequenceMap"):
+                    types[name] = mapped(types[name], values[node.proto.input[0]].type)
                 self._remember_dims(name, protos[name])
                 if types[name] is None:
                     self.estimates[node.name] = NO_TENSOR
@@ -358,7 +398,10 @@ class ShapeInference:
         template = inferred or declared or like or TensorType(ELEMENT_TYPES[1], None)
         shape = given if given is not None or declared is None else declared.shape
         if shape is not None:
-            return Value(sized_as(template, shape, where), Origin.PRODUCED)
+            is_example = self._tries_examples and given is not None
+            return Value(sized_as(template, shape, where), Origin.PRODUCED, guessed=is_example)
+        if self._tries_examples and inferred is not None:
+            return Value(unsized(template), Origin.PRODUCED)
         if node.proto.domain == classical.DOMAIN and not from_guess:
             self.estimates.setdefault(node.name, NO_SHAPE_RULE)
         may_guess = from_guess or self.estimates.get(node.name) in (UNKNOWN_OP, NO_TENSOR, NO_SHAPE_RULE)

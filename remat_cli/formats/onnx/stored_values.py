@@ -98,6 +98,12 @@ def stored_values(graph: onnx.GraphProto, weights: Collection[str], overridable:
     return Stored(values, total)
 
 
+def unopened_names(graph: onnx.GraphProto) -> frozenset[str]:
+    """Return the small initializers whose data is in another file."""
+    every = (tensor for one in all_graphs(graph) for tensor in one.initializer)
+    return frozenset(one.name for one in every if one.data_location == one.EXTERNAL and prod(one.dims) <= FOLD_LIMIT)
+
+
 def unread_bytes(graph: onnx.GraphProto) -> int:
     """Return the size of initializers and constants in an unused body."""
     total = 0

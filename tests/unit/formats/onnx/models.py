@@ -51,9 +51,9 @@ def scalar(name: str, number: float | bool) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(number), name)
 
 
-def elsewhere(name: str, dims: Sequence[int], location: str) -> onnx.TensorProto:
-    """Return a float32 initializer whose data is in another file."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+def elsewhere(name: str, dims: Sequence[int], location: str, element: int = TensorProto.FLOAT) -> onnx.TensorProto:
+    """Return an initializer whose data is in another file."""
+    tensor = TensorProto(name=name, data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value=location)
     return tensor
 

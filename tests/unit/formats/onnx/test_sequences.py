@@ -137,3 +137,16 @@ def test_map_input_is_refused(tmp_path: Path) -> None:
         model.read(tmp_path)
     with pytest.raises(GraphError, match="neither a tensor nor a sequence"):
         model.read(tmp_path, input_shapes={"m": (1,)})
+
+
+def test_mapped_sequence_has_as_many_items(tmp_path: Path) -> None:
+    item = helper.make_graph(
+        [node("Shape", ["i"], ["o"])],
+        "body",
+        [helper.make_tensor_value_info("i", TensorProto.FLOAT, [10, 7])],
+        [helper.make_tensor_value_info("o", TensorProto.INT64, [2])],
+    )
+    nodes = [node("SequenceConstruct", ["x", "x", "x"], ["q"]), node("SequenceMap", ["q"], ["m"], body=item)]
+    reading = read(tmp_path, *nodes, node("ConcatFromSequence", ["m"], ["y"], axis=0))
+    assert tensor(reading, "m").bytes == 3 * 2 * 8
+    assert tensor(reading, "y").shape == (6,)

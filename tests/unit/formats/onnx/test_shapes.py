@@ -434,3 +434,23 @@ def test_ops_of_the_first_operator_sets_with_hints(tmp_path: Path, opset: int) -
     hints: dict[str, Any] = {"consumed_inputs": [0]} if opset == 1 else {}
     model = Model([node("Add", ["x", "w"], ["y"], broadcast=1, **hints)], stored=[weight("w", 3)], opset=opset)
     assert shape_of_y(model.read(tmp_path)) == (2, 3)
+
+
+def test_all_shapes_behind_unopened_files_are_asked_for_at_once(tmp_path: Path) -> None:
+    """Also those after a shape whose example does not fit what follows."""
+    nodes = [
+        node("Concat", ["four", "rest"], ["s"], axis=0),
+        node("Reshape", ["x", "s"], ["a"]),
+        node("Add", ["a", "bias"], ["b"]),
+        node("Reshape", ["b", "t"], ["y"]),
+    ]
+    stored = [
+        elsewhere("bias", [12], "weights.bin"),
+        *(elsewhere(name, [1], "weights.bin", TensorProto.INT64) for name in ("four", "rest")),
+        elsewhere("t", [2], "weights.bin", TensorProto.INT64),
+    ]
+    model = Model(nodes, inputs=[float_input("x", 8, 6)], stored=stored)
+    with pytest.raises(UsageError, match=r"'a' .*'y' .*not opened, and hold 'four', 'rest', 't'$") as refused:
+        model.read(tmp_path)
+    assert "depend on data" not in str(refused.value)
+    assert model.read(tmp_path, value_shapes={"a": (4, 12), "y": (2, 24)}).graph.tensors
