@@ -134,6 +134,7 @@ def _contests(
 ) -> list[Contest]:
     """Run the planners graph by graph, until the user interrupts."""
     from remat_cli.reports.terminal.compare import Contest
+    from remat_cli.studies.eager import eager_peak_of
     from remat_cli.studies.progress import Prefixed
     from remat_cli.studies.sweep import sweep
 
@@ -141,13 +142,14 @@ def _contests(
     for number, (path, graph) in enumerate(prepared, start=1):
         where = f"{path.name} ({number} of {len(prepared)}) · " if len(prepared) > 1 else ""
         try:
+            eager_peak = eager_peak_of(path, graph.options)
             swept = sweep(graph, requests, sizes, Prefixed(observe, where), share_plans=False)
         except KeyboardInterrupt:
             if not contests:
                 raise
             contests[-1] = replace(contests[-1], sweep=replace(contests[-1].sweep, interrupted=True))
             break
-        contests.append(Contest(str(called(path)), graph, swept))
+        contests.append(Contest(str(called(path)), graph, swept, eager_peak))
         if swept.interrupted:
             break
     return contests

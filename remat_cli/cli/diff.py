@@ -15,6 +15,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.formats.memory_snapshot import is_snapshot
 from remat_cli.prepare import prepare
+from remat_cli.studies.eager import eager_peak_of
 
 
 @click.command("diff", cls=Verb)
@@ -45,9 +46,13 @@ def command(old: Path, new: Path, as_json: bool, quiet: bool, **given: Any) -> N
     if is_snapshot(old) or is_snapshot(new):
         _beside_recording(old, new, config.graph, streams)
         return
+    eager_peaks = eager_peak_of(old, config.graph), eager_peak_of(new, config.graph)
     before, now = prepare(old, config.graph), prepare(new, config.graph)
     difference = Difference(before.graph, now.graph)
-    streams.report(lambda: diff_report(before, now, difference), lambda: diff_summary(before, now, difference))
+    streams.report(
+        lambda: diff_report(before, now, difference, eager_peaks),
+        lambda: diff_summary(before, now, difference, eager_peaks),
+    )
 
 
 def _beside_recording(graph: Path, snapshot: Path, options: GraphOptions, streams: Output) -> None:

@@ -50,6 +50,7 @@ def command(
       remat fit model.onnx --dim seq --dim batch=1 --budget 80GB --multiple-of 128
     """
     from remat_cli.reports.terminal.fit import fit_report, fit_summary
+    from remat_cli.studies.eager import eager_peak_of
     from remat_cli.studies.fit import Question, fit
     from remat_cli.studies.model_by_size import ModelBySize
 
@@ -71,9 +72,14 @@ def command(
     sized = ModelBySize(model, options, dim)
     with streams.progress() as observe:
         result = fit(question, sized.at, observe, sized.predict_at)
+        eager_peaks = {
+            at.value: eager_peak_of(model, sized.options_at(at.value))
+            for at in (result.plain, result.shown)
+            if at is not None
+        }
     if output is not None:
         streams.write(output, result.planning.schedule_file)
-    streams.report(lambda: fit_report(result, choice), lambda: fit_summary(result))
+    streams.report(lambda: fit_report(result, choice, eager_peaks), lambda: fit_summary(result, eager_peaks))
     return ExitCode.INTERRUPTED if result.interrupted else result.solution.status.exit_code
 
 

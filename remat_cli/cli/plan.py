@@ -81,6 +81,7 @@ def command(
     from remat_cli.planning import LEAST_TRIAL, plan, try_split
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.phrasing import next_steps
+    from remat_cli.reports.summary import eager_figure
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.eager import eager_peak_of
 
@@ -136,7 +137,7 @@ def command(
         ),
         lambda: {
             **planning.summary(),
-            **({} if eager_peak is None else {"eager_peak_bytes": eager_peak}),
+            **eager_figure(eager_peak),
             **({} if tried is None else {"split": tried.summary()}),
             "seconds": watch.seconds,
         },

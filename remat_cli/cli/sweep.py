@@ -54,6 +54,7 @@ def command(
     from remat_cli.planning.memory_need import notes_on_memory
     from remat_cli.reports.plot import check_can_plot, sweep_plot
     from remat_cli.reports.terminal.sweep import sweep_csv, sweep_report, sweep_summary
+    from remat_cli.studies.eager import eager_peak_of
     from remat_cli.studies.sweep import sweep
 
     config = merge_config(given)
@@ -65,6 +66,7 @@ def command(
         check_can_plot(plot)
     with streams.progress() as observe:
         observe.phase("reading the graph")
+        eager_peak = eager_peak_of(graph, config.graph)
         prepared = prepare(graph, config.graph, split=config.request.split)
         streams.notes(notes_on_memory(prepared.graph))
         result = sweep(prepared, requests, sizes, observe)
@@ -74,5 +76,7 @@ def command(
         streams.write(csv_file, sweep_csv(result, prepared))
     if plot is not None:
         streams.write(plot, sweep_plot(result, prepared.graph, plot.suffix.lower()))
-    streams.report(lambda: sweep_report(result, prepared), lambda: sweep_summary(result, prepared))
+    streams.report(
+        lambda: sweep_report(result, prepared, eager_peak), lambda: sweep_summary(result, prepared, eager_peak)
+    )
     return ExitCode.INTERRUPTED if result.interrupted else result.status.exit_code

@@ -57,6 +57,11 @@ def inspect_summary(prepared: Prepared) -> Summary:
     }
 
 
+def eager_figure(peak_bytes: int | None) -> Summary:
+    """Return eager's peak for a summary; nothing where it is not known."""
+    return {} if peak_bytes is None else {"eager_peak_bytes": peak_bytes}
+
+
 def eager_summary(eager: EagerReplay) -> Summary:
     """Return the figures of a PyTorch step without a plan."""
     run = Run(eager.graph, eager.schedule, eager.trace)

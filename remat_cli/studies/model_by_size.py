@@ -41,7 +41,7 @@ class ModelBySize:
             GraphError: the model cannot be read at this value.
             UsageError: the model has no such dimension, or the options contradict each other or the file.
         """
-        options = self._options(value)
+        options = self.options_at(value)
         reading = read(self.path, options)
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
@@ -59,10 +59,11 @@ class ModelBySize:
         predicted = None if self._curves is None or value in self._read else self._curves.at(value)
         if predicted is None:
             return None
-        return self._prepared(predicted, self._options(value))
+        return self._prepared(predicted, self.options_at(value))
 
     def _prepared(self, reading: Reading, options: GraphOptions) -> Prepared:
         return replace(prepare_reading(reading, str(self.path), options), origin=GraphOrigin(self.path, options))
 
-    def _options(self, value: int) -> GraphOptions:
+    def options_at(self, value: int) -> GraphOptions:
+        """Return the options of reading the model at a value."""
         return replace(self.options, dims={**self.options.dims, self.dim: value})

@@ -216,6 +216,39 @@ def test_plan_names_first_what_eager_takes(remat: Remat, small: str) -> None:
     assert re.match(r"eager +[\d.]+ kB · without a plan", remat(*asked).out)
 
 
+def test_comparisons_name_first_what_eager_takes(remat: Remat, small: str) -> None:
+    peak = remat("inspect", small, "--json").json["eager"]["peak_bytes"]
+    asked = (small, "--budget", "90%", "--planner", "dtr")
+    assert remat("sweep", *asked, "--json").json["eager_peak_bytes"] == peak
+    assert remat("compare", *asked, "--json").json["graphs"][0]["eager_peak_bytes"] == peak
+    for verb in ("sweep", "compare"):
+        assert re.match(r"eager +[\d.]+ kB · without a plan", remat(verb, *asked).out)
+    sides = remat("diff", small, small, "--json").json
+    assert sides["old"]["eager_peak_bytes"] == sides["new"]["eager_peak_bytes"] == peak
+    assert re.search(r"eager peak +([\d.]+ kB) +\1\s+plain peak", remat("diff", small, small).out)
+
+
+def test_fit_says_where_eager_does_not_fit(remat: Remat, tmp_path: Path) -> None:
+    path = tmp_path / "words.py"
+    path.write_text(
+        "import torch\n"
+        "from tests.unit.studies.test_eager import Words\n"
+        "def step(batch=64):\n"
+        "    return Words(), tuple(torch.zeros(batch, 8, dtype=torch.int64) for _ in range(2))\n"
+    )
+    step = f"{path}:step"
+    figures = remat("inspect", step, "--dim", "batch=64", "--json").json
+    plain, eager = figures["plain"]["peak_bytes"], figures["eager"]["peak_bytes"]
+    assert plain < eager
+    asked = ("fit", step, "--dim", "batch", "--at-most", "64", "--multiple-of", "64", "--planner", "keep_all")
+    budget = ("--budget", f"{plain}B")
+    assert remat(*asked, *budget, "--json").json["plain"]["eager_peak_bytes"] == eager
+    said = " ".join(remat(*asked, *budget).out.split())
+    assert "eager peak" in said
+    assert "does not fit at batch=64" in said
+    assert "does not fit at" not in remat(*asked, "--budget", f"{eager}B").out
+
+
 def test_check_holds_eager_to_limits_and_baseline_where_no_plan_is_asked_for(
     remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,9 @@ from remat_cli.core.problem import Status
 from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean
+from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.layout import Cell, columns, facts, indented, section
-from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_section
+from remat_cli.reports.terminal.plan import STATUS_STYLES, eager_fact, graph_title, notes_section
 from remat_cli.reports.terminal.sweep import (
     csv_bytes,
     least_time,
@@ -40,11 +41,13 @@ class Contest:
         path: path of the graph as given.
         prepared: the graph.
         sweep: each planner's results; no plan is taken over from another budget.
+        eager_peak_bytes: peak of a PyTorch step without a plan; None where it is not known.
     """
 
     path: str
     prepared: Prepared
     sweep: Sweep
+    eager_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def compare_report(contests: Sequence[Contest], *, timing: bool = True) -> Repor
         parts.append(
             facts(
                 [
+                    *eager_fact(contest.eager_peak_bytes),
                     ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
                     ("times", clean(prepared.costs)),
                     ("plain run", f"peak {peak}, time {time}"),
@@ -170,6 +174,7 @@ def compare_summary(contests: Sequence[Contest], *, timing: bool = True) -> Summ
         "graphs": [
             {
                 "file": contest.path,
+                **eager_figure(contest.eager_peak_bytes),
                 "graph": graph_summary(contest.prepared),
                 "baseline": {
                     "peak_bytes": contest.sweep.baseline.peak_bytes,
@@ -204,6 +209,7 @@ def compare_csv(contests: Sequence[Contest], *, timing: bool = True) -> bytes:
         [
             {
                 "file": contest.path,
+                **eager_figure(contest.eager_peak_bytes),
                 "graph": contest.prepared.graph.name,
                 "estimated": contest.prepared.is_estimated,
                 **_result(case, curve, point, timing=timing),

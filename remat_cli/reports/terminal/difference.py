@@ -13,6 +13,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Name, Report, clean
+from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
 from remat_cli.studies.difference import Difference, PeakChange
@@ -20,16 +21,25 @@ from remat_cli.units import format_bytes, format_share, format_time
 
 _MOST_CHANGES = 12
 _MOST_OPS = 8
+_Peaks = tuple[int | None, int | None]
+_UNKNOWN: _Peaks = (None, None)
 
 
 def _title(prepared: Prepared) -> Text:
     return graph_title(prepared.graph, estimated=prepared.is_estimated)
 
 
-def diff_report(old: Prepared, new: Prepared, difference: Difference) -> Report:
-    """Return the report of `remat diff` on two prepared graphs."""
+def diff_report(old: Prepared, new: Prepared, difference: Difference, eager_peaks: _Peaks = _UNKNOWN) -> Report:
+    """Return the report of `remat diff` on two prepared graphs.
+
+    `eager_peaks` has the old and the new peak of PyTorch steps without a plan, None where it is not known.
+    """
     title = facts([("old", _title(old)), ("new", _title(new))])
-    parts: list[RenderableType] = [title, Text(_verdict(difference), "bold"), indented(_figures(difference))]
+    parts: list[RenderableType] = [
+        title,
+        Text(_verdict(difference), "bold"),
+        indented(_figures(difference, eager_peaks)),
+    ]
     if difference.at_peak:
         parts.append(section("What the peaks differ by", _changes(difference.at_peak)))
     for heading, graph, ops in (
@@ -56,12 +66,15 @@ def _verdict(difference: Difference) -> str:
     return f"The plain peak {change}{share}, from {format_bytes(before)} to {format_bytes(now)}."
 
 
-def _figures(difference: Difference) -> RenderableType:
+def _figures(difference: Difference, eager_peaks: _Peaks) -> RenderableType:
     old, new = difference.old, difference.new
     before, now = baseline_of(old), baseline_of(new)
     more = len(new.ops) - len(old.ops)
-    rows: list[list[Cell]] = [
-        ["plain peak", *_sizes(before.peak_bytes, now.peak_bytes)],
+    old_eager, new_eager = eager_peaks
+    rows: list[list[Cell]] = [["plain peak", *_sizes(before.peak_bytes, now.peak_bytes)]]
+    if old_eager is not None and new_eager is not None:
+        rows.insert(0, ["eager peak", *_sizes(old_eager, new_eager)])
+    rows += [
         ["time", format_time(before.time, old.time_unit), format_time(now.time, new.time_unit), ""],
         ["ops", f"{len(old.ops):,}", f"{len(new.ops):,}", f"{more:+,}" if more else ""],
     ]
@@ -139,14 +152,14 @@ def _shape(graph: Graph, op: Op) -> str:
     return "" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
-def diff_summary(old: Prepared, new: Prepared, difference: Difference) -> Summary:
+def diff_summary(old: Prepared, new: Prepared, difference: Difference, eager_peaks: _Peaks = _UNKNOWN) -> Summary:
     """Return the summary of `remat diff`.
 
     All changes at the peak add up to the change of the peak.
     """
     return {
-        "old": _side(old),
-        "new": _side(new),
+        "old": _side(old, eager_peaks[0]),
+        "new": _side(new, eager_peaks[1]),
         "at_peak": [
             {
                 "name": change.name,
@@ -166,9 +179,10 @@ def diff_summary(old: Prepared, new: Prepared, difference: Difference) -> Summar
     }  # fmt: skip
 
 
-def _side(prepared: Prepared) -> Summary:
+def _side(prepared: Prepared, eager_peak_bytes: int | None) -> Summary:
     plain = baseline_of(prepared.graph)
     return {
+        **eager_figure(eager_peak_bytes),
         "graph": graph_summary(prepared),
         "plain": {"peak_bytes": plain.peak_bytes, "time": plain.time},
         "notes": list(prepared.notes),

@@ -5,6 +5,8 @@ It is shown with and without a plan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -13,6 +15,7 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import baseline_of
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.reports.safe_text import Report, shorten
+from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, notes_section, plan_facts, why_there_is_no_plan
 from remat_cli.reports.terminal.sweep import NO_PLAN
@@ -22,10 +25,13 @@ from remat_cli.units import format_bytes, format_share, format_time
 _LONGEST_NAME = 16
 
 
-def fit_report(fit: Fit, planner: PlannerChoice) -> Report:
+def fit_report(fit: Fit, planner: PlannerChoice, eager_peaks: Mapping[int, int | None] | None = None) -> Report:
     """Return the report of `remat fit`.
 
-    `planner` has only the options that the user gave.
+    Args:
+        fit: the result.
+        planner: the planner, with the options that the user gave only.
+        eager_peaks: peak of a PyTorch step without a plan, by value; None where it is not known.
     """
     prepared, solution = fit.shown.prepared, fit.solution
     labels = plan_facts(solution, prepared, planner)
@@ -33,8 +39,9 @@ def fit_report(fit: Fit, planner: PlannerChoice) -> Report:
     parts: list[RenderableType] = [facts([*labels[:-1], ("budget", format_bytes(fit.question.budget_bytes))]), verdict]
     if fit.found is None:
         parts += why_there_is_no_plan(solution, prepared.optimizer)
-    parts.append(indented(_table(fit)))
-    remarks = _remarks(fit)
+    known = {value: peak for value, peak in (eager_peaks or {}).items() if peak is not None}
+    parts.append(indented(_table(fit, known)))
+    remarks = _remarks(fit, known)
     if remarks:
         parts.append(section("Reading it", bullets(remarks)))
     return Report(*parts, *notes_section(prepared.notes))
@@ -54,37 +61,42 @@ def _verdict(fit: Fit) -> str:
     return f"{begun}The largest {dim} that fits {budget} with a plan{within} is {fit.found.value:,}; {without}."
 
 
-def _table(fit: Fit) -> RenderableType:
+def _table(fit: Fit, eager_peaks: Mapping[int, int]) -> RenderableType:
     dim = shorten(fit.question.dim, _LONGEST_NAME)
     rows: list[list[Cell]] = []
     if fit.plain is not None:
-        rows.append(_row("plain run", fit.plain, None, baseline_of(fit.plain.prepared.graph)))
+        rows.append(_row("plain run", fit.plain, None, baseline_of(fit.plain.prepared.graph), eager_peaks))
     if fit.found is not None and fit.solution.trace is not None and fit.solution.overhead:
         gain = "" if fit.plain is None else f"× {fit.found.value / fit.plain.value:.2f}"
-        rows.append([*_row("with a plan", fit.found, fit.solution.overhead, fit.solution.trace), gain])
+        rows.append([*_row("with a plan", fit.found, fit.solution.overhead, fit.solution.trace, eager_peaks), gain])
     if fit.found is None:
-        rows.append(_row("smallest", fit.smallest, None, None))
+        rows.append(_row("smallest", fit.smallest, None, None, eager_peaks))
     if fit.limit is not None and fit.limit_is_proven:
-        rows.append(_row("hard limit", fit.limit, None, None))
-    headers = ["", dim, "plain peak", "peak", "overhead", f"time/{dim}", ""]
-    return columns(headers, rows, right=(1, 2, 3, 4, 5))
+        rows.append(_row("hard limit", fit.limit, None, None, eager_peaks))
+    without = "eager peak" if eager_peaks else "plain peak"
+    return columns(["", dim, without, "peak", "overhead", f"time/{dim}", ""], rows, right=(1, 2, 3, 4, 5))
 
 
-def _row(label: str, sized: Sized, overhead: float | None, trace: Trace | None) -> list[Cell]:
+def _row(
+    label: str, sized: Sized, overhead: float | None, trace: Trace | None, eager_peaks: Mapping[int, int]
+) -> list[Cell]:
     unit = sized.prepared.graph.time_unit
+    without = eager_peaks.get(sized.value) if eager_peaks else sized.plain_peak_bytes
     return [
         label,
         f"{sized.value:,}",
-        format_bytes(sized.plain_peak_bytes),
+        "" if without is None else format_bytes(without),
         "" if trace is None else format_bytes(trace.peak_bytes),
         "" if overhead is None else format_share(overhead),
         "" if trace is None else format_time(round(trace.time / sized.value), unit),
     ]
 
 
-def _remarks(fit: Fit) -> list[str]:
+def _remarks(fit: Fit, eager_peaks: Mapping[int, int]) -> list[str]:
     dim = shorten(fit.question.dim, _LONGEST_NAME)
     said = []
+    if fit.plain is not None and eager_peaks.get(fit.plain.value, 0) > fit.question.budget_bytes:
+        said.append(f"Eager, without remat, does not fit at {dim}={fit.plain.value:,}: the captured step keeps less.")
     if fit.limit is not None and fit.limit_is_proven:
         needs = "what is always in memory" if fit.question.request.split else "one op alone"
         said.append(f"Above the hard limit no plan in any order fits: {needs} needs more.")
@@ -101,15 +113,19 @@ def _remarks(fit: Fit) -> list[str]:
     return said
 
 
-def fit_summary(fit: Fit) -> Summary:
-    """Return the summary of `remat fit`; a missing figure is null."""
+def fit_summary(fit: Fit, eager_peaks: Mapping[int, int | None] | None = None) -> Summary:
+    """Return the summary of `remat fit`; a missing figure is null.
+
+    `eager_peaks` as in `fit_report`.
+    """
     question, planner = fit.question, fit.question.request.chosen
 
     def sized(at: Sized | None) -> Summary | None:
         if at is None:
             return None
         baseline = baseline_of(at.prepared.graph)
-        return {"value": at.value, "plain_peak_bytes": baseline.peak_bytes, "plain_time": baseline.time}
+        eager = eager_figure((eager_peaks or {}).get(at.value))
+        return {"value": at.value, **eager, "plain_peak_bytes": baseline.peak_bytes, "plain_time": baseline.time}
 
     limit = question.request.max_overhead
     return {

@@ -69,7 +69,7 @@ def plan_report(
         eager_peak_bytes: peak of a PyTorch step without a plan; None where it is not known.
     """
     solution, prepared = planning.solution, planning.prepared
-    title = facts([*_eager_fact(eager_peak_bytes), *plan_facts(solution, prepared, planning.planner)])
+    title = facts([*eager_fact(eager_peak_bytes), *plan_facts(solution, prepared, planning.planner)])
     verdict = Text(
         phrasing.verdict(solution, estimated=prepared.is_estimated), f"bold {STATUS_STYLES[solution.status]}"
     )
@@ -84,7 +84,8 @@ def _spent(said: str) -> list[RenderableType]:
     return [Text(said, "dim")] if said else []
 
 
-def _eager_fact(peak_bytes: int | None) -> list[tuple[str, Cell]]:
+def eager_fact(peak_bytes: int | None) -> list[tuple[str, Cell]]:
+    """Return the row on eager's peak; none where it is not known."""
     if peak_bytes is None:
         return []
     said = "without a plan; 'plain' below is the captured step's run"

@@ -20,9 +20,10 @@ from remat_cli.formats.schedule_json import scope_columns
 from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean
+from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.curve_chart import CurveChart
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
-from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_section
+from remat_cli.reports.terminal.plan import STATUS_STYLES, eager_fact, graph_title, notes_section
 from remat_cli.studies.sweep import Curve, Point, Sweep
 from remat_cli.units import format_bytes, format_share
 
@@ -37,13 +38,14 @@ _KNEE = (
 NO_PLAN = {Status.INFEASIBLE: "infeasible", Status.UNKNOWN: "none found"}
 
 
-def sweep_report(sweep: Sweep, prepared: Prepared) -> Report:
+def sweep_report(sweep: Sweep, prepared: Prepared, eager_peak_bytes: int | None = None) -> Report:
     """Return the report of `remat sweep`: table, chart, ends and knees."""
     curves = [curve for curve in sweep.curves if curve.points]
     labels = [clean(curve.label) for curve in sweep.curves]
     listed = ("; " if any("," in label for label in labels) else ", ").join(labels)
     title = facts(
         [
+            *eager_fact(eager_peak_bytes),
             ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
             ("times", clean(prepared.costs)),
             ("planner" if len(sweep.curves) == 1 else "planners", listed),
@@ -226,13 +228,14 @@ def refusal_summary(curve: Curve) -> Summary | None:
     return None if curve.refusal is None else {"message": curve.refusal.message, "hint": curve.refusal.hint}
 
 
-def sweep_summary(sweep: Sweep, prepared: Prepared) -> Summary:
+def sweep_summary(sweep: Sweep, prepared: Prepared, eager_peak_bytes: int | None = None) -> Summary:
     """Return the summary of `remat sweep`."""
 
     def budget(point: Point | None) -> int | None:
         return None if point is None else point.budget_bytes
 
     return {
+        **eager_figure(eager_peak_bytes),
         "graph": graph_summary(prepared),
         "baseline": {"peak_bytes": sweep.baseline.peak_bytes, "time": sweep.baseline.time},
         "working_set_bytes": largest_working_set(prepared.graph).bytes,
