@@ -377,7 +377,8 @@ class ShapeInference:
                 if types[name] is None:
                     self.estimates[node.name] = NO_TENSOR
         if node.proto.domain == classical.DOMAIN:
-            return classical.sized_results(node.proto, node.name, types, values[node.proto.input[0]].type)
+            inputs = [values[name].type for name in node.proto.input]
+            return classical.sized_results(node.proto, node.name, types, inputs)
         return types
 
     def _settled(self, node: Node, name: str, inferred: ValueType | None, scope: _Scope) -> Value:

@@ -25,6 +25,15 @@ TREE = {
 VOTES = {"class_ids": [0, 1], "class_nodeids": [1, 2], "class_treeids": [0, 0], "class_weights": [1.0, 2.0]}
 TARGETS = {"target_ids": [0, 1], "target_nodeids": [1, 2], "target_treeids": [0, 0], "target_weights": [1.0, 2.0]}
 SUPPORT: dict[str, Any] = {"coefficients": [1.0, 1.0], "kernel_params": [0.1, 0.0, 3.0], "support_vectors": [1.0] * 8}
+LINEAR = {"classlabels_ints": [0, 1], "coefficients": [0.1] * 8, "kernel_params": [0.0, 0.0, 3.0], "rho": [0.0] * 2}
+PAIRS: dict[str, Any] = {
+    "classlabels_ints": [0, 1, 2, 3],
+    "coefficients": [0.1] * 12,
+    "kernel_params": [0.0, 0.0, 3.0],
+    "rho": [0.0] * 6,
+    "support_vectors": [0.1] * 16,
+    "vectors_per_class": [1] * 4,
+}
 SCORES = {"coefficients": [1.0] * 12, "intercepts": [0.0] * 3, "classlabels_ints": [0, 1, 2]}
 FLOATS = (TensorProto.FLOAT,)
 LABELS = (TensorProto.INT64, TensorProto.FLOAT)
@@ -45,6 +54,9 @@ LABELS = (TensorProto.INT64, TensorProto.FLOAT)
         ("LinearRegressor", [(4,)], FLOATS, {"coefficients": [1.0] * 4}),
         ("LinearClassifier", [(3, 4)], LABELS, SCORES),
         ("SVMRegressor", [(3, 4)], FLOATS, SUPPORT | {"kernel_type": "RBF", "n_supports": 2, "rho": [0.0]}),
+        ("SVMClassifier", [(3, 4)], LABELS, LINEAR),
+        ("SVMClassifier", [(3, 4)], LABELS, PAIRS),
+        ("SVMClassifier", [(3, 4)], LABELS, PAIRS | {"prob_a": [0.5] * 6, "prob_b": [0.1] * 6}),
         ("TreeEnsembleRegressor", [(3, 4)], FLOATS, TREE | TARGETS | {"n_targets": 2}),
         ("TreeEnsembleClassifier", [(3, 4)], LABELS, TREE | VOTES | {"classlabels_int64s": [0, 1, 2]}),
         ("TreeEnsembleClassifier", [(3, 4)], LABELS, TREE | VOTES | {"classlabels_int64s": [0, 1]}),
@@ -74,6 +86,21 @@ def test_shapes_are_those_of_onnxruntime(
     for name, array in zip(outputs, made, strict=True):
         assert tensor(reading, name).shape == array.shape
         assert tensor(reading, name).bytes == array.nbytes
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 7)])
+def test_extracted_columns_have_the_shape_of_onnxruntime(shape: tuple[int, ...], tmp_path: Path) -> None:
+    nodes = [
+        node("ArgMax", ["x"], ["columns"], "argmax", axis=1, keepdims=0),
+        node("ArrayFeatureExtractor", ["table", "columns"], ["y"], domain="ai.onnx.ml"),
+    ]
+    inputs = [float_input("x", 3, 4), float_input("table", *shape)]
+    model = Model(nodes, inputs, ["y"], other_opsets={"ai.onnx.ml": 3})
+    reading = model.read(tmp_path)
+    session = onnxruntime.InferenceSession(model.proto().SerializeToString(), providers=["CPUExecutionProvider"])
+    (array,) = session.run(None, {"x": np.ones((3, 4), np.float32), "table": np.ones(shape, np.float32)})
+    assert reading.estimated == ()
+    assert tensor(reading, "y").shape == array.shape
 
 
 def test_a_shape_without_a_rule_is_an_estimate_that_strict_refuses(tmp_path: Path) -> None:
