@@ -10,8 +10,10 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
+from re import findall
 from signal import SIGKILL
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -36,6 +38,8 @@ _STATUS = {
     pulp.LpSolutionInfeasible: Status.INFEASIBLE,
     pulp.LpSolutionNoSolutionFound: Status.UNKNOWN,
 }
+_HIGHS_PACKAGE = "highspy>=1.7,<1.15"
+_TOO_NEW = (1, 15)
 # Seconds between two checks of a process, and seconds to wait for a stopped solver.
 _LOOK = 0.01
 _PATIENCE = 10.0
@@ -56,18 +60,28 @@ def installed_solver(wanted: SolverName) -> SolverName:
     """Return the solver to use.
 
     Raises:
-        UsageError: the wanted solver is not installed, or no solver is.
+        UsageError: the wanted solver is not installed, or no solver is, or HiGHS is too new.
     """
     installed = [name for name, is_there in _IS_THERE.items() if is_there()]
     if wanted in installed:
-        return wanted
+        return _checked(wanted)
     if wanted is not SolverName.AUTO:
-        package = "highspy" if wanted is SolverName.HIGHS else "pulp[cbc]"
+        package = _HIGHS_PACKAGE if wanted is SolverName.HIGHS else "pulp[cbc]"
         other = f", or use solver: {installed[0].value}" if installed else ""
         raise UsageError(f"the solver {wanted.value!r} is not installed", hint=f"pip install '{package}'{other}")
     if not installed:
-        raise UsageError("no solver for integer programs is installed", hint="pip install highspy")
-    return installed[0]
+        raise UsageError("no solver for integer programs is installed", hint=f"pip install '{_HIGHS_PACKAGE}'")
+    return _checked(installed[0])
+
+
+def _checked(solver: SolverName) -> SolverName:
+    release = version("highspy") if solver is SolverName.HIGHS else ""
+    if release and tuple(map(int, findall(r"\d+", release)[:2])) >= _TOO_NEW:
+        raise UsageError(
+            f"highspy {release} is too new: it writes to stdout, among the results",
+            hint=f"pip install '{_HIGHS_PACKAGE}', or use solver: {SolverName.CBC.value}",
+        )
+    return solver
 
 
 def _has_highs() -> bool:

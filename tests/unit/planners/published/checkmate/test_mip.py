@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import threading
+import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -226,6 +227,25 @@ def test_missing_solver_is_named_with_what_to_install(wanted: SolverName, monkey
     assert "pip install" in caught.value.hint
     assert f"solver: {other.value}" in caught.value.hint
     assert installed_solver(SolverName.AUTO) is other
+
+
+@pytest.mark.parametrize("wanted", [SolverName.AUTO, SolverName.HIGHS])
+def test_highs_that_writes_to_stdout_is_refused(wanted: SolverName, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = {"highspy": "1.14.9"}
+    monkeypatch.setattr(mip_solvers, "_IS_THERE", {SolverName.HIGHS: lambda: True, SolverName.CBC: lambda: True})
+    monkeypatch.setattr(mip_solvers, "version", releases.__getitem__)
+    assert installed_solver(wanted) is SolverName.HIGHS
+    for release in ("1.15.0", "1.15rc1", "2.0"):
+        releases["highspy"] = release
+        with pytest.raises(UsageError, match=f"highspy {release} is too new") as caught:
+            installed_solver(wanted)
+        assert "highspy>=1.7,<1.15" in caught.value.hint
+    assert installed_solver(SolverName.CBC) is SolverName.CBC
+
+
+def test_the_package_that_hints_name_is_the_one_that_remat_depends_on() -> None:
+    extras = tomllib.loads((Path(__file__).parents[5] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert extras["project"]["optional-dependencies"]["highs"] == [mip_solvers._HIGHS_PACKAGE]
 
 
 def test_no_solver_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
