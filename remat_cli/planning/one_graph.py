@@ -172,7 +172,8 @@ def plan_graph(prepared: Prepared, request: Request, observe: Observer | None = 
             search = replace(search, solution=reserved_for_smallest(search.solution, request.allocator))
         solution = compared_with(replace(search.solution, has_addresses=request.arena), prepared.undivided)
         search = replace(search, solution=solution, max_overhead=request.max_overhead)
-        return Planning(prepared, request, solution, search)
+        notes = (*prepared.notes, search.note) if search.note else prepared.notes
+        return Planning(replace(prepared, notes=notes), request, solution, search)
     if request.arena:
         # Imported here because the search for addresses loads OR-tools.
         from remat_cli.planning.addresses import solve_with_addresses

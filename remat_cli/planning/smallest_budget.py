@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
+from time import monotonic
 
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.problem import Budget, Observer, Planner, Problem, Scope, Status
@@ -31,12 +33,25 @@ class SmallestBudget:
         scope: the plans that this proof covers.
         solution: the plan at the smallest budget found, or the last refusal if no budget gave a plan.
         max_overhead: largest allowed overhead of plans; None for any.
+        cut_short: the planner's time limit ended a try below the smallest budget found.
     """
 
     proven_bytes: int
     scope: Scope
     solution: Solution
     max_overhead: Fraction | None = None
+    cut_short: bool = False
+
+    @property
+    def note(self) -> str:
+        """Say that more time may find less; empty if no time limit cut the search short."""
+        if not self.cut_short or self.found_bytes is None or self.found_bytes == self.proven_bytes:
+            return ""
+        smallest = format_bytes(self.found_bytes)
+        return (
+            f"the time limit cut the search for the smallest budget short at {smallest}: with more time, a smaller one "
+            "may be found"
+        )
 
     @property
     def leaves_out_transfers(self) -> bool:
@@ -75,7 +90,7 @@ def smallest_budget(
         if search.found is None:
             raise
         search.found = replace(search.found, interrupted=True)
-    return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead)
+    return SmallestBudget(search.proven, search.scope, search.found or search.refusal, max_overhead, search.cut_short)
 
 
 def at_budget(solution: Solution, budget_bytes: int) -> Solution:
@@ -105,6 +120,7 @@ class _Search:
         self.ended_early = False  # whether the planner of `found` could have continued
         self.fruitless = 0  # refusals in a row that came no closer than `found`
         self.is_right_below = False  # whether the last budget was right below `found`
+        self.cut_short = False  # whether the time limit ended a refusal
         self.refusal: Solution
 
     def run(self) -> None:
@@ -196,7 +212,9 @@ class _Search:
         """
         self.observe.phase(f"trying {format_bytes(budget)}")
         observe = first(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
+        began = monotonic()
         solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)
+        took_all = monotonic() - began >= getattr(self.planner, "time_limit", inf)
         taken = within_overhead(solution, self.max_overhead)
         if taken.trace is not None:
             self.found, self.ended_early = taken, observe.has_enough
@@ -207,6 +225,7 @@ class _Search:
             return taken.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
         self.refusal = taken
+        self.cut_short |= took_all and taken.status is Status.UNKNOWN
         # The closest schedule of another refusal fits this budget, so the planner's proof covers only its own plans.
         if self.refusal.status is Status.INFEASIBLE and (self.found is None or budget < self.found_bytes):
             self.proven, self.scope, self.has_proven = budget + 1, self.refusal.scope, True

@@ -726,6 +726,8 @@ class WithinBudget(ScheduleSource):
         if planning.schedule is None or planning.trace is None:
             self.refused = {key: planning}
             raise no_plan(planning.solution, self.free_bytes)
+        if planning.search is not None and planning.search.note:
+            notify(logging.WARNING, f'{planning.search.note} (options={{"time_limit": 60}} gives each try more)')
         if self.own.calls > 1:
             with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
                 return self.granting(self.plan_of_calls(planning))

@@ -309,3 +309,23 @@ def test_a_planner_is_told_whether_any_plan_will_do() -> None:
     heard.clear()
     smallest_budget(GRAPH, Asks(), max_overhead=Fraction(1, 10))
     assert set(heard) == {False}, "a bound on the time may prove that none is fast enough"
+
+
+@dataclass(frozen=True)
+class RunsOutOfTime(Threshold):
+    """Refuses at the end of its time limit, which is over at once."""
+
+    time_limit: float = 0.0
+
+
+@pytest.mark.parametrize(("refusal", "cut_short"), [(Status.UNKNOWN, True), (Status.INFEASIBLE, False)])
+def test_a_search_that_the_time_limit_cut_short_says_so(refusal: Status, cut_short: bool) -> None:
+    request = asking(RunsOutOfTime(4, refusal), budget=BudgetSpec(smallest=True))
+    planning = plan(prepared(GRAPH), request)
+    assert planning.search is not None
+    assert planning.search.cut_short is cut_short
+    assert (
+        any("cut the search for the smallest budget short at 4 B" in note for note in planning.summary()["notes"])
+        is cut_short
+    )
+    assert not smallest_budget(GRAPH, Threshold(4, refusal)).cut_short
