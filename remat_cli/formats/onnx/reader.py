@@ -9,7 +9,7 @@ from remat_cli.errors import GraphError
 from remat_cli.formats.onnx.contrib import full_type
 from remat_cli.formats.onnx.convert import Conversion, parameters
 from remat_cli.formats.onnx.dims import bind_inputs
-from remat_cli.formats.onnx.estimates import guesses, in_words
+from remat_cli.formats.onnx.estimates import UNKNOWN_OP, guesses, in_words
 from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
@@ -139,6 +139,16 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
         notes.append(f"inputs that hold strings are counted with 32 bytes an element: {', '.join(map(repr, strings))}")
     if estimated:
         notes.append(f"estimated: {in_words(estimated)}")
+    # An assumption that others follow from stands at an op whose type neither the file nor onnx knows.
+    assumed = [
+        f"{name!r} ({sized.values[name].type.element.name})"
+        for one in sized.nodes
+        for name in one.node.outputs
+        if sized.values[name].assumed and estimated.get(one.node.name) == UNKNOWN_OP
+    ]
+    if assumed:
+        more = f" and {len(assumed) - _NAMED:,} more" if len(assumed) > _NAMED else ""
+        notes.append(f"assumed, as the file does not say the element type: {', '.join(assumed[:_NAMED])}{more}")
     return notes
 
 

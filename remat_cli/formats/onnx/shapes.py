@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from remat_cli.formats.onnx import classical
 from remat_cli.formats.onnx.attributes import integer_attribute
 from remat_cli.formats.onnx.contrib import standard_form
 from remat_cli.formats.onnx.contrib_results import result_types
-from remat_cli.formats.onnx.dtypes import ELEMENT_TYPES, INT64
+from remat_cli.formats.onnx.dtypes import BOOL, ELEMENT_TYPES, FLOAT32, INT64, STRING, ElementType
 from remat_cli.formats.onnx.estimates import (
     AFTER_ESTIMATE,
     FROM_BODY,
@@ -339,7 +340,7 @@ class ShapeInference:
                 open_names += self._reads.get(one, ())
         return [name for name in inputs if name in self._inputs] or ["NAME"]
 
-    def _inferred_without_schema(self, node: Node, values: Values) -> Mapping[str, ValueType | None]:
+    def _inferred_without_schema(self, node: Node, values: ChainMap[str, Value]) -> Mapping[str, ValueType | None]:
         """Return the output types of a node that onnx does not define."""
         if not node.proto.output:
             return {}
@@ -358,15 +359,18 @@ class ShapeInference:
         return types
 
     def _inferred_by_onnx(
-        self, node: Node, schema: OpSchema, values: Values, opsets: OperatorSets | None = None
+        self, node: Node, schema: OpSchema, values: ChainMap[str, Value], opsets: OperatorSets | None = None
     ) -> Mapping[str, ValueType | None]:
         try:
             protos = infer(node, schema, values, opsets or self.opsets)
         except GraphError:
-            if not reads_guess(node, values):
+            retyped = self._inferred_with_other_elements(node, schema, values, opsets or self.opsets)
+            if retyped is None and not reads_guess(node, values):
                 raise
-            self.estimates[node.name] = AFTER_ESTIMATE
-            return {}
+            if retyped is None:
+                self.estimates[node.name] = AFTER_ESTIMATE
+                return {}
+            protos = retyped
         types: dict[str, ValueType | None] = {}
         for name in node.outputs:
             if name in protos and protos[name].WhichOneof("value") is not None:
@@ -376,10 +380,43 @@ class ShapeInference:
                 self._remember_dims(name, protos[name])
                 if types[name] is None:
                     self.estimates[node.name] = NO_TENSOR
+        if _is_own(node.proto, "StringNormalizer"):
+            # It may drop stop words, but adds nothing.
+            return dict.fromkeys(node.outputs, values[node.proto.input[0]].type)
         if node.proto.domain == classical.DOMAIN:
             inputs = [values[name].type for name in node.proto.input]
             return classical.sized_results(node.proto, node.name, types, inputs)
         return types
+
+    def _inferred_with_other_elements(
+        self, node: Node, schema: OpSchema, values: ChainMap[str, Value], opsets: OperatorSets
+    ) -> dict[str, onnx.TypeProto] | None:
+        """Return the output types with other elements of assumed inputs.
+
+        Inputs of an assumed type get the first that the op takes; None if it takes none.
+        """
+        assumed = [name for name in node.reads if values[name].assumed]
+        for name, element in product(assumed, _LIKELY_FIRST):
+            other = values.new_child({name: _with_element(values[name], element)})
+            try:
+                protos = infer(node, schema, other, opsets)
+            except GraphError:
+                continue
+            self._retype(name, element, values)
+            return protos
+        return None
+
+    def _retype(self, name: str, element: ElementType, values: ChainMap[str, Value]) -> None:
+        """Give a value, and those its type follows from, other elements."""
+        before = values[name].type.element
+        open_names = [name]
+        while open_names:
+            one = open_names.pop()
+            value = values.get(one)
+            if value is not None and value.assumed and value.type.element == before:
+                home = next(scope for scope in values.maps if one in scope)
+                home[one] = _with_element(value, element)
+                open_names += self._reads.get(one, ())
 
     def _settled(self, node: Node, name: str, inferred: ValueType | None, scope: _Scope) -> Value:
         """Return an output: inferred, given, declared or estimated.
@@ -389,27 +426,31 @@ class ShapeInference:
         where = f"{name!r}, which op {node.name!r} produces,"
         given = self.value_shapes.get(name)
         from_guess = reads_guess(node, scope.values)
+        assumed = inferred is not None and any(
+            scope.values[read].assumed and scope.values[read].type.element == inferred.element for read in node.reads
+        )
         if inferred is not None and inferred.is_sized and (given is None or not from_guess):
             _check_agrees(name, given, inferred)
-            return Value(inferred, Origin.PRODUCED, guessed=from_guess)
+            return Value(inferred, Origin.PRODUCED, guessed=from_guess, assumed=assumed)
         declared = value_type(scope.declared[name], self.dims, where) if name in scope.declared else None
         if name in scope.declared:
             self._remember_dims(name, scope.declared[name])
         like = largest_read(node, scope.values)
-        template = inferred or declared or like or TensorType(ELEMENT_TYPES[1], None)
+        template = inferred or declared or like or _first_read(node, scope.values) or TensorType(FLOAT32, None)
+        assumed |= inferred is None and declared is None
         shape = given if given is not None or declared is None else declared.shape
         if shape is not None:
             is_example = self._tries_examples and given is not None
-            return Value(sized_as(template, shape, where), Origin.PRODUCED, guessed=is_example)
+            return Value(sized_as(template, shape, where), Origin.PRODUCED, guessed=is_example, assumed=assumed)
         if self._tries_examples and inferred is not None:
-            return Value(unsized(template), Origin.PRODUCED)
+            return Value(unsized(template), Origin.PRODUCED, assumed=assumed)
         if node.proto.domain == classical.DOMAIN and not from_guess:
             self.estimates.setdefault(node.name, NO_SHAPE_RULE)
         may_guess = from_guess or self.estimates.get(node.name) in (UNKNOWN_OP, NO_TENSOR, NO_SHAPE_RULE)
         if like is None or not may_guess:
-            return Value(unsized(template), Origin.PRODUCED)
+            return Value(unsized(template), Origin.PRODUCED, assumed=assumed)
         self.estimates.setdefault(node.name, AFTER_ESTIMATE)
-        return Value(sized_like(template, like), Origin.PRODUCED, guessed=True)
+        return Value(sized_like(template, like), Origin.PRODUCED, guessed=True, assumed=assumed)
 
     def _remember_dims(self, name: str, proto: onnx.TypeProto) -> None:
         """Remember a value's rank and sizes, as far as known.
@@ -446,6 +487,8 @@ class ShapeInference:
                 self._unsized[name] = f"op {node.name!r}, {node.proto.op_type}"
 
 
+# element types in the order in which they are tried for a value of unknown type
+_LIKELY_FIRST = tuple(dict.fromkeys((INT64, BOOL, STRING, *ELEMENT_TYPES.values())))
 _SHAPE_READERS = ("Shape", "Size")
 # The number of values to inspect in the search for the deciding inputs.
 _MOST_BEHIND = 100
@@ -471,6 +514,14 @@ def _read_for_data(node: onnx.NodeProto) -> list[str]:
 def _changes(value: Value) -> bool:
     """Whether a value can differ when the model runs or is trained."""
     return value.is_activation or value.trainable or value.overridable
+
+
+def _first_read(node: Node, values: Values) -> ValueType | None:
+    return values[node.reads[0]].type if node.reads else None
+
+
+def _with_element(value: Value, element: ElementType) -> Value:
+    return replace(value, type=replace(value.type, element=element))
 
 
 def _is_plain(value: Value) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from remat_cli.formats.onnx.attributes import attribute_of
 from remat_cli.formats.onnx.sized_graph import SizedGraph, SizedNode
 from remat_cli.formats.onnx.values import TensorType, Values
 
@@ -51,7 +52,8 @@ def _grows(node: SizedNode, values: Values) -> bool:
 def _is_bound(node: SizedNode, values: Values) -> bool:
     """Whether an op, or one in its bodies, may take less than counted."""
     proto = node.node.proto
-    if _is_own(proto, *_SIZED_BY_DATA) or (_is_own(proto, "If") and len(node.bodies) > 1):
+    drops_words = _is_own(proto, "StringNormalizer") and attribute_of(proto, "stopwords") is not None
+    if drops_words or _is_own(proto, *_SIZED_BY_DATA) or (_is_own(proto, "If") and len(node.bodies) > 1):
         return True
     if _is_own(proto, "Loop") and not _runs_to_its_end(node, values):
         return True

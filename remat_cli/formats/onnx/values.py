@@ -109,6 +109,7 @@ class Value:
         trainable: whether it is a weight that training changes.
         overridable: whether it is an initializer that the caller may replace by an input of the same name.
         guessed: whether its size is an estimate, or follows from one.
+        assumed: whether its element type is an assumption, or follows from one.
     """
 
     type: ValueType
@@ -117,6 +118,7 @@ class Value:
     trainable: bool = False
     overridable: bool = False
     guessed: bool = False
+    assumed: bool = False
 
     @property
     def is_activation(self) -> bool:

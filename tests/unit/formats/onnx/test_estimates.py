@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from onnx import TensorProto
 
 from remat_cli.errors import GraphError, UsageError
-from tests.unit.formats.onnx.models import Model, body, float_input, node, tensor, value, weight
+from tests.unit.formats.onnx.models import Model, body, float_input, integers, node, tensor, value, weight
 
 ACME = {"com.acme": 1}
 
@@ -134,7 +135,8 @@ def test_strings_are_flagged_and_not_recomputed(tmp_path: Path) -> None:
 def test_many_estimates_are_shortened_in_the_note(tmp_path: Path) -> None:
     names = ["x", *(f"h{index}" for index in range(8)), "y"]
     nodes = [node("Frobnicate", [source], [result], domain="com.acme") for source, result in pairwise(names)]
-    (note,) = Model(nodes, other_opsets=ACME).read(tmp_path).notes
+    note, types = Model(nodes, other_opsets=ACME).read(tmp_path).notes
+    assert types.endswith("'h0' (float32), 'h1' (float32), 'h2' (float32) and 5 more")
     assert "'Frobnicate_4' and 4 more" in note
 
 
@@ -148,3 +150,43 @@ def test_guesses_name_the_ops_that_are_not_known_also_in_bodies(tmp_path: Path) 
     assert guessed is not None
     assert "'if/Blur'" in guessed[0]
     assert "Exp" not in guessed[0]
+
+
+@pytest.mark.parametrize("value_shapes", [{}, {"h": (2, 3)}])
+def test_elements_of_an_unknown_op_are_those_that_its_readers_take(
+    tmp_path: Path, value_shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Whether its shape is given or not."""
+    after = [node("Unsqueeze", ["h", "axis"], ["u"]), node("Gather", ["w", "u"], ["y"])]
+    model = Model(
+        [node("Frobnicate", ["x"], ["h"], name="custom", domain="com.acme"), *after],
+        stored=[weight("w", 100), integers("axis", 0)],
+        other_opsets=ACME,
+    )
+    reading = model.read(tmp_path, value_shapes=value_shapes)
+    assert [tensor(reading, name).bytes for name in ("h", "y")] == [2 * 3 * 8, 2 * 3 * 4]
+    assert tensor(reading, "y").shape == (1, 2, 3)
+    assert any(note.endswith("'h' (int64)") for note in reading.notes)
+
+
+def test_given_shape_of_an_unknown_op_must_fit_its_readers(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"'after' .*does not fit"):
+        custom(node("MatMul", ["h", "w"], ["y"], name="after")).read(tmp_path, value_shapes={"h": (2, 3)})
+
+
+@pytest.mark.parametrize("tokens", ["n", "t"])
+def test_pipeline_of_text_is_read(tmp_path: Path, tokens: str) -> None:
+    """With and without a tokenizer, whose result is not known to hold strings."""
+    terms: dict[str, Any] = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0}
+    grams: dict[str, Any] = {"ngram_counts": [0], "ngram_indexes": [0, 1], "pool_strings": ["A", "B"]}
+    nodes = [
+        node("StringNormalizer", ["x"], ["n"], case_change_action="UPPER", stopwords=["THE"]),
+        node("Tokenizer", ["n"], ["t"], domain="com.microsoft"),
+        node("TfIdfVectorizer", [tokens], ["v"], **terms, **grams),
+        node("TreeEnsembleClassifier", ["v"], ["label", "y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+    ]
+    inputs = [value("x", [4], TensorProto.STRING)]
+    reading = Model(nodes, inputs=inputs, other_opsets={"ai.onnx.ml": 1, "com.microsoft": 1}).read(tmp_path)
+    assert tensor(reading, "n").shape == (4,)
+    assert tensor(reading, "v").bytes == 2 * 4
+    assert tensor(reading, "y").bytes == 3 * 4
