@@ -37,6 +37,7 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
     A .pickle that torch.cuda.memory._dump_snapshot has recorded is read too, safely: its peak, what fills that, and
     what the allocator had reserved.
     """
+    from remat_cli.reports.phrasing import notes_on_outputs
     from remat_cli.reports.safe_text import Report
     from remat_cli.reports.summary import eager_summary, inspect_summary
     from remat_cli.reports.terminal.division import division_report, division_summary
@@ -61,6 +62,9 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
             notes.append(f"what the step takes without a plan is not known: {error}")
     if (seen := eager) is not None:
         streams.first(lambda: eager_report(seen, shown=config.report))
+        # Another run of the step: after the first figure.
+        with watch.stage("reading"):
+            notes += notes_on_outputs(seen.peak_bytes, seen.let_go_bytes)
     try:
         with watch.stage("reading"):
             prepared = prepare(graph, config.graph)

@@ -312,6 +312,18 @@ def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
     return f"The plain peak is {f'{ratio:.2f}' if ratio < 10 else f'{ratio:,.0f}'} times that: {most}."
 
 
+def notes_on_outputs(peak_bytes: int, let_go_bytes: int) -> list[str]:
+    """Return the note on outputs that a training loop holds; none where they cost nothing.
+
+    Args:
+        peak_bytes: eager's peak with all outputs held in the backward pass.
+        let_go_bytes: its peak with the loss alone held.
+    """
+    if let_go_bytes >= peak_bytes:
+        return []
+    return [f"eager peaks at {format_bytes(let_go_bytes)} if the loss alone is held in the backward pass, no output"]
+
+
 def time_spent(seconds: Mapping[str, float], long_seconds: float = _LONG_SECONDS) -> str:
     """State the time of each stage of a long call.
 

@@ -7,13 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from remat_cli.cli.output import Output
 from remat_cli.core.graph import Graph
 from remat_cli.errors import ExitCode, InvalidSchedule, UsageError
 from remat_cli.pytorch.plan.choice import FromFile
 from remat_cli.pytorch.run.execution import StepExecution
+from remat_cli.studies import eager
 from tests.cli.calls import Ended, Remat
 from tests.places import GRAPHS, ROOT
 
@@ -198,6 +201,25 @@ def test_inspect_tells_first_what_the_step_takes_without_a_plan(remat: Remat, sm
     assert {part["module"] for part in found["eager"]["kept_by_module"]} >= {"layers.0", "layers.3"}
     report = remat("inspect", small).out
     assert report.index("Eager: without a plan") < report.index("plain run: what a plan at 100 % takes")
+
+
+def test_inspect_tells_what_outputs_cost_after_the_first_figure(remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    first, run = Output.first, eager._run
+
+    def run_said(*args: Any, outputs_held: bool) -> eager.EagerReplay:
+        order.append("run with outputs" if outputs_held else "run without")
+        return run(*args, outputs_held=outputs_held)
+
+    def first_said(*args: Any) -> None:
+        order.append("first part")
+        first(*args)
+
+    monkeypatch.setattr(Output, "first", first_said)
+    monkeypatch.setattr(eager, "_run", run_said)
+    report = remat("inspect", "tests.unit.studies.test_eager:logits").out
+    assert order == ["run with outputs", "first part", "run without"]
+    assert "if the loss alone is held" in " ".join(report.split())
 
 
 def test_inspect_of_a_step_that_cannot_be_captured_tells_what_it_takes(remat: Remat) -> None:

@@ -302,10 +302,6 @@ def eager_report(eager: EagerReplay, *, shown: ReportOptions | None = None) -> R
 
 def _eager_rows(eager: EagerReplay, run: Run) -> list[Row]:
     rows: list[Row] = [["peak", format_bytes(eager.peak_bytes), _at(run)]]
-    if eager.let_go_bytes < eager.peak_bytes:
-        rows.append(
-            ["outputs let go", format_bytes(eager.let_go_bytes), "if the loss alone is held in the backward pass"]
-        )
     fixed = eager.graph.fixed_bytes
     what = "parameters, gradients from before, inputs" if eager.prepared.options.accumulate else "parameters, inputs"
     optimizer = f", state of optimizer {clean(eager.prepared.optimizer)}" if eager.prepared.optimizer else ""
