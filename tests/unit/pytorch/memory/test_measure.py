@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from remat_cli.costs import Measurements
@@ -69,6 +69,29 @@ def test_ops_that_are_alike_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(name.startswith("addmm") for name in measured.times_ns) == 6
     assert sum(name.startswith("addmm") for name in ran) == 1
     assert len({measured.times_ns[name] for name in measured.times_ns if name.startswith("addmm")}) == 1
+
+
+def test_memory_of_a_first_run_alone_is_not_a_kernels_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = joint_of(nn.Conv2d(4, 8, 3, padding=1), torch.ones(1, 4, 8, 8))
+    (name,) = (op.name for op in joint.ops if op.name == "convolution")
+    ran: Counter[str] = Counter()
+    held: list[torch.Tensor] = []
+    real = measure_module._call
+
+    def call_with_set_up(node: fx.Node, *, drawn: bool = True) -> Any:
+        call = real(node, drawn=drawn)
+
+        def run() -> Any:
+            ran.update([node.name])
+            if ran[node.name] == 1:
+                held.append(torch.empty(1 << 24))
+            return call()
+
+        return run
+
+    monkeypatch.setattr(measure_module, "_call", call_with_set_up)
+    assert measure_once(joint, "cpu", {}).workspace_bytes[name] < 1 << 24
+    assert ran[name] == 3
 
 
 def test_memory_that_a_kernel_takes_for_itself_is_measured() -> None:
