@@ -98,6 +98,7 @@ class Prepared:
         guessed: reason and remedy if sizes are guesses that may be too small; otherwise None.
         understated: reason and remedy if a run is known to take more memory than predicted; otherwise None.
         session: the runtime's session for which the peaks hold, in a sentence; empty if there is no choice.
+        exported_to_run: the file shows that it was exported for inference, whatever the mode is.
         options: options for reading; with ranks, all figures are those of one rank.
         origin: the file, for regions in parts; None for a graph that was not read from one.
     """
@@ -113,6 +114,7 @@ class Prepared:
     guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None
     session: str = ""
+    exported_to_run: bool = False
     options: GraphOptions = field(default_factory=GraphOptions)
     origin: GraphOrigin | None = field(default=None, repr=False, compare=False)
 
@@ -279,6 +281,7 @@ def prepare_reading(
         guessed=reading.guessed,
         understated=reading.understated,
         session=reading.session,
+        exported_to_run=reading.exported_to_run,
         options=options,
     )
 

@@ -101,6 +101,8 @@ def _limits(path: Path) -> dict[str, Any]:
     """Return the keys with which a model is read, and its plain peak."""
     try:
         prepared = _prepared(path, GraphOptions())
+        if prepared.exported_to_run:
+            prepared = _prepared(path, GraphOptions(mode="inference"))
     except RematError:
         prepared = _prepared(path, GraphOptions(mode="inference"))
     options = prepared.options

@@ -182,6 +182,7 @@ class Reading:
             `OPTIMIZERS`, and the state is counted when the reading is prepared.
         notes: remarks on the reading (on scaling, sorting, ignored fields), one line each.
         training_notes: remarks that come first if the graph is trained.
+        exported_to_run: the file shows that it was exported for inference, as batch norms are folded.
         estimated: names of ops whose sizes are estimates.
         guessed: reason and remedy if sizes are guesses that may be too small; otherwise None.
         understated: reason (a sentence without its full stop) and remedy if a run is known to take more memory than
@@ -197,6 +198,7 @@ class Reading:
     counts_state: bool = True
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
+    exported_to_run: bool = False
     estimated: tuple[str, ...] = ()
     guessed: tuple[str, str] | None = None
     understated: tuple[str, str] | None = None

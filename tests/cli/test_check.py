@@ -431,6 +431,26 @@ def test_init_writes_a_project_file_that_holds(folder: Path, remat: Remat) -> No
     assert remat("check", "--only", "gpt").code == 0
 
 
+@pytest.mark.parametrize(("bias", "mode"), [("w_bias", "inference"), ("b", None)])
+def test_init_takes_a_file_with_folded_norms_for_inference(
+    bias: str, mode: str | None, folder: Path, remat: Remat
+) -> None:
+    """PyTorch's exporter names the bias that it made of a norm after the weight."""
+    stored = [helper.make_tensor("w", 1, [2, 2, 1, 1], [1.0] * 4), helper.make_tensor(bias, 1, [2], [0.0] * 2)]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w", bias], ["y"], name="conv")],
+        "net",
+        [helper.make_tensor_value_info("x", 1, [1, 2, 4, 4])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        stored,
+    )
+    onnx.save(helper.make_model(graph), folder / "net.onnx")
+    assert remat("check", "--init").code == 0
+    models = yaml.safe_load((folder / "remat.yaml").read_text())["models"]
+    assert [one.get("mode") for one in models if one["path"] == "net.onnx"] == [mode]
+    assert remat("check", "--only", "net").code == 0
+
+
 @pytest.mark.parametrize("there", ["file", "link"])
 def test_init_overwrites_nothing(there: str, folder: Path, remat: Remat) -> None:
     path = folder / "remat.yaml"

@@ -23,13 +23,21 @@ _REMEDY = (
 )
 
 
+def folded_norms(model: Model) -> list[onnx.NodeProto]:
+    """Return the nodes into which the exporter folded a norm."""
+    return [node for node in _products(model) if _holds_norm(node)]
+
+
+def _products(model: Model) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type in _FOLDED_INTO]
+
+
 def missing_norms(model: Model) -> tuple[str, ...]:
     """Return the note on missing norms, for training.
 
     The tuple is empty if all norms seem to be present.
     """
-    products = [node for node in model.graph.node if node.op_type in _FOLDED_INTO]
-    folded = [node for node in products if _holds_norm(node)]
+    products, folded = _products(model), folded_norms(model)
     if folded:
         return (
             f"the exporter folded a batch norm into {len(folded)} of {len(products)} convolutions and linear layers: "

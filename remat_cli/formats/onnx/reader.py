@@ -14,7 +14,7 @@ from remat_cli.formats.onnx.expansion import WITHOUT_KERNEL
 from remat_cli.formats.onnx.half_precision import run_in_float32
 from remat_cli.formats.onnx.inference import OperatorSets
 from remat_cli.formats.onnx.load import Model, load_model
-from remat_cli.formats.onnx.norms import missing_norms
+from remat_cli.formats.onnx.norms import folded_norms, missing_norms
 from remat_cli.formats.onnx.parts import split
 from remat_cli.formats.onnx.shapes import ShapeInference
 from remat_cli.formats.onnx.sized_graph import SizedGraph
@@ -106,6 +106,7 @@ def read_model(source: Source, options: ReadOptions) -> Reading:
             *_kernel_notes(sized, options),
         ),
         training_notes=(*_constant_weights(read), *missing_norms(model)),
+        exported_to_run=bool(folded_norms(model)),
         estimated=tuple(estimated),
         guessed=_guessed(sized, inference),
         understated=understated,
