@@ -45,6 +45,10 @@ _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
 _MOST_NAMED = 4
+_FUSED_IN_PARTS = (
+    "planned(model, budget='8GB', split=True, fused=True) in the training script finds the parts before it compiles; "
+    "here, leave one of the two out"
+)
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
         if value:
             return UsageError(
                 (Setting(name, value), " is known of the step without parts, and does not go with split"),
-                hint="leave one of the two out",
+                hint=_FUSED_IN_PARTS if name == "fused" else "leave one of the two out",
             )
     return None
 

@@ -7,7 +7,6 @@ the step without parts is held against others. A plan without parts counts, too:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from remat_cli.planning.one_graph import Planning, plan_graph
 from remat_cli.planning.refusal import quick_peak
 from remat_cli.planning.summary import Summary
 from remat_cli.prepare import Prepared, PreparedWith, why_not_in_parts
-from remat_cli.splitting import Split, cuts_in_words, written_cuts
+from remat_cli.splitting import Split, cuts_in_words, original, written_cuts
 from remat_cli.units import exact_bytes, format_bytes, format_time, more_time
 
 # Least seconds of a trial for a refusal.
@@ -52,8 +51,6 @@ _MOST_REGIONS = 6
 _KINDS = ((Split(2), Split(2, wide=True)), (Split(2, again=True), Split(2, wide=True, again=True)))
 # Where any plan will do, narrow regions come first: their graphs are smaller, and read sooner.
 _KINDS_IN_TURN = tuple((kind,) for kinds in _KINDS for kind in kinds)
-# What a part is called after the op that it is a part of.
-_PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -522,10 +519,3 @@ def _seeds(graph: Graph, needed: WorkingSet) -> Iterator[str]:
     for name in needed.tensors:
         if name in graph.producer:
             yield original(graph.producer[name].name)
-
-
-def original(op: str) -> str:
-    """Return the name of the op that an op is a part of, or was made for."""
-    while (shorter := _PART.sub("", op)) != op:
-        op = shorter
-    return op

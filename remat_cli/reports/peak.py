@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from remat_cli.reports.timeline import Lifetime, Run
+from remat_cli.splitting import original
 
 
 class Fate(StrEnum):
@@ -18,6 +19,7 @@ class Fate(StrEnum):
     PRODUCED_LATER = "made later"
     RECOMPUTED = "recomputed"
     OFFLOADED = "offloaded"
+    DIVIDED = "in parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
 
     Args:
         plain: the plain run.
-        plan: another run of the same graph; without one, every tensor counts as kept.
+        plan: another run of the graph, or of the same with regions in parts, where a tensor may be in parts alone;
+            without one, every tensor counts as kept.
     """
     graph = plain.graph
     tensors = [
@@ -63,9 +66,9 @@ def tensors_at_peak(plain: Run, plan: Run | None = None) -> list[PeakTensor]:
         if graph.tensors[name].bytes > 0
     ]
     if plan is not None:
-        peak_steps = [index for index, op in plan.computes if op == plain.peak_op]
-        stays = plan.stays_of({tensor.name for tensor in tensors})
-        tensors = [_in_plan(tensor, stays[tensor.name], peak_steps) for tensor in tensors]
+        peak_steps = [index for index, op in plan.computes if op == plain.peak_op or original(op) == plain.peak_op]
+        stays = plan.stays_of({tensor.name for tensor in tensors} & plan.graph.producer.keys())
+        tensors = [_in_plan(tensor, stays.get(tensor.name, ()), peak_steps) for tensor in tensors]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.fate is Fate.KEPT, tensor.name))
 
 
@@ -79,12 +82,14 @@ def _in_plan(tensor: PeakTensor, stays: Sequence[Lifetime], peak_steps: Sequence
 
 
 def _fate(stays: Sequence[Lifetime], peak_steps: Sequence[int]) -> Fate:
+    if not stays:
+        return Fate.DIVIDED
     if any(stay.fetched for stay in stays):
         return Fate.OFFLOADED
     if len(stays) > 1:
         return Fate.RECOMPUTED
     (stay,) = stays
-    if any(stay.start <= step < stay.end for step in peak_steps):
+    if not peak_steps or any(stay.start <= step < stay.end for step in peak_steps):
         return Fate.KEPT
     return Fate.FREED_EARLIER if stay.end <= peak_steps[0] else Fate.PRODUCED_LATER
 

@@ -10,6 +10,9 @@ from remat_cli.errors import UsageError
 
 _CUT = re.compile(r"(?P<parts>\d{1,6})(?P<wide>,wide)?(?P<again>,again)?", re.ASCII)
 
+# What a part is called after the op that it is a part of.
+_PART = re.compile(r"_(part\d+|rows\d*|sum\d+|slice\d+|scaled|mean|viewed|of_one)$", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -73,3 +76,10 @@ def regions_in_words(ops: Sequence[str]) -> str:
     if len(ops) == 1:
         return f"the region around {ops[0]!r}"
     return f"the regions around {ops[0]!r} and {repr(ops[1]) if len(ops) == 2 else f'{len(ops) - 1} others'}"
+
+
+def original(op: str) -> str:
+    """Return the name of the op that an op is a part of, or was made for."""
+    while (shorter := _PART.sub("", op)) != op:
+        op = shorter
+    return op

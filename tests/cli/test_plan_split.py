@@ -62,7 +62,13 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
     assert written["bound"]["overhead"] == 0
     less = format_share(1 - written["peak_bytes"] / whole["baseline"]["peak_bytes"])
     assert remat("report", step, schedule, "-o", tmp_path / "report.html").code == 0
-    assert f"{less} less" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert f"{less} less" in page
+    largest = page[page.index("peak</h2>") :]  # of the step as it is: its scores are whole
+    assert "At op _log_softmax_backward_data.<" in largest
+    assert ">in parts<" in largest
+    assert "Largest tensors at the plain run's peak (op _log_softmax_backward_data)" in words
+    assert "in parts" in words[words.index("Largest tensors") :]
     schedule.write_text(json.dumps({**written, "baseline": {**written["baseline"], "time": 1}}))
     assert "the file says baseline.time 1" in remat("verify", step, schedule, "-q").err
     assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0
@@ -93,6 +99,7 @@ def test_parts_that_were_found_are_given_again(remat: Remat, step: str) -> None:
         (("--parts", "mm=0"), "is no number of parts"),
         (("--parts", "mm=4097"), "its region has 128 rows"),
         (("--split", "--fused"), "--fused is known of the step without parts"),
+        (("--split", "--fused"), "split=True, fused=True) in the training script finds the parts"),
         (("--split", "--as", "checkpoints"), "checkpoints run whole modules again"),
         (("--split", "--addresses"), "no addresses for each"),
     ],

@@ -62,7 +62,7 @@ class Page:
         tone: tone of the verdict: "good", "bad" or "open".
         advice: titles and sentences: reasons and remedies without a plan.
         rows: rows of the table that compares the run with the plain run.
-        plain: the plain run.
+        plain: the plain run, without parts.
         run: the run to compare with the plain run; None without one.
         name: name of `run`, for people.
         budget_bytes: budget of `run`; None without one.
@@ -100,7 +100,7 @@ def plan_page(planning: Planning) -> bytes:
             tone=_TONES[solution.status],
             advice=advice,
             rows=plan_rows(solution, estimated=prepared.is_estimated),
-            plain=Run.plain(prepared.graph),
+            plain=Run.plain(solution.plain_graph),
             run=run,
             name=name,
             budget_bytes=solution.problem.budget.device_bytes,
@@ -145,7 +145,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
                 *comparison_rows(plain, run, budget_bytes),
                 *_bound_rows(file, plain, run),
             ],
-            plain=Run.plain(graph),
+            plain=plain,
             run=run,
             name="schedule",
             budget_bytes=budget_bytes,
@@ -177,6 +177,8 @@ def html_bytes(page: Page) -> bytes:
     style, script = _asset("style.css"), "".join(map(_asset, _SCRIPTS))
     stories = {"plain run": Story(page.plain)}
     if page.run is not None:
+        if page.run.graph is not page.plain.graph:  # the charts that zoom are of one graph
+            stories = {"plain run in parts": Story(Run.plain(page.run.graph))}
         stories["closest run" if page.name == "closest" else page.name] = Story(page.run)
     parts = {
         "policy": _policy(style, script),
@@ -322,7 +324,7 @@ def _largest(plain: Run, run: Run | None) -> str:
     shown, rest = tensors[:_MOST_TENSORS], tensors[_MOST_TENSORS:]
     rows: list[list[Cell | _Markup]] = [
         [
-            _tensor_name(graph, tensor.name),
+            _tensor_name((run or plain).graph, tensor.name),
             format_bytes(tensor.bytes),
             format_share(tensor.bytes / plain.trace.peak_bytes),
             shorten(tensor.producer, _LONGEST_IN_TABLE),
@@ -374,7 +376,7 @@ def _tensor_name(graph: Graph, name: str) -> _Markup:
 
 
 def _stays_bar(run: Run, tensor: PeakTensor) -> str:
-    stays = run.lifetimes[tensor.name]
+    stays = run.lifetimes.get(tensor.name, ())
     return _spans_bar(run, stays, lambda number: "host" if stays[number].fetched else "again" if number else "")
 
 

@@ -62,8 +62,8 @@ class PeakTable:
         if any(tensor.name != tensor.producer for tensor in tensors):
             layout.append(("made by", lambda tensor: Name(tensor.producer)))
         run = self.plan or self.plain
-        stays = run.stays_of({tensor.name for tensor in tensors})
-        layout.append(("in memory", lambda tensor: StaysBar(run, stays[tensor.name])))
+        stays = run.stays_of({tensor.name for tensor in tensors} & run.graph.producer.keys())
+        layout.append(("in memory", lambda tensor: StaysBar(run, stays.get(tensor.name, ()))))
         return layout
 
     def _share(self, tensor: PeakTensor) -> str:

@@ -138,9 +138,7 @@ def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> l
     elif shown.timeline and run is not None:
         parts.append(_chart(MemoryTimeline(run, behind=plain, budget_bytes=budget), name, "plain run"))
     if shown.largest and run is not None:
-        own = Run.plain(solution.problem.graph)
-        whose = "the plain run's" if solution.undivided is None else "the divided plain run's"
-        parts += [_peak(own, run, shown.largest, whose), *_moved(run)]
+        parts += [_peak(plain, run, shown.largest), *_moved(run)]
     return parts
 
 

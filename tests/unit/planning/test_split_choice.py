@@ -10,9 +10,8 @@ import pytest
 from remat_cli.config import GraphOptions, PlannerChoice, Request
 from remat_cli.core.simulate import simulate
 from remat_cli.planning import plan, plan_split, split_choice, try_split
-from remat_cli.planning.split_choice import original
 from remat_cli.prepare import Prepared, prepare_in_parts
-from remat_cli.splitting import Split
+from remat_cli.splitting import Split, original
 from remat_cli.units import format_bytes, parse_budget
 
 STEP = """
