@@ -179,8 +179,10 @@ class Holding:
             unseen = f"as {calls} calls came before a backward pass, which plans count from now on"
         elif calls > 1:
             unseen = (
-                f"as {calls} calls came before a backward pass, and a plan is for one: plan a function that makes all "
-                "of them and returns the loss, planned(loss_of_all, budget=...)"
+                f"as {calls} calls came before a backward pass, and this plan is for one: plans for several calls are "
+                "made of the whole model with eager's kernels (budget=..., regions=None, without fused, split and "
+                "offload); or plan a function that makes all of them and returns the loss, planned(loss_of_all, "
+                "budget=...)"
             )
         state = 0 if self.source.counts_state else self.watch.state_bytes
         if not state:
