@@ -93,6 +93,11 @@ class RunsOnce(UsageError):
         self.path = path
 
 
+# Under a mode, torch does not compile the call, and its own backward pass of one tensor ends with a TypeError.
+_COND = "regions: torch.cond between them returns one tensor, whose gradient torch cannot take while ops are watched"
+_COND_HINT = "leave regions out, so that the whole model is planned, torch.cond with it"
+
+
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the memory between regions of a step.
 
@@ -180,6 +185,9 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._look_where()
         result = func(*args, **kwargs)
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_one = func is torch.ops.higher_order.cond and isinstance(result, torch.Tensor)
+        if is_one and any(leaf.requires_grad for leaf in given):
+            raise UsageError(_COND, hint=_COND_HINT)
         read = {storage_key(part) for leaf in given for part in dense_parts(leaf)}
         for tensor in (part for leaf in tensors_of(result) for part in dense_parts(leaf)):
             key = storage_key(tensor)

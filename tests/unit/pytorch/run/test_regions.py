@@ -234,6 +234,25 @@ def test_refusal_of_the_whole_model_names_regions() -> None:
     assert any("regions=" in note for note in refusal.value.__notes__)
 
 
+class Conditional(nn.Sequential):
+    """A layer, one branch of two, and another layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self[0](x)
+        x = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        loss: torch.Tensor = self[1](x).sum()
+        return loss
+
+
+def test_cond_between_regions_is_refused_in_words() -> None:
+    layers = nn.Linear(4, 4), nn.Linear(4, 4)
+    with pytest.raises(UsageError, match=r"torch.cond between them returns one tensor") as refusal:
+        planned(Conditional(*layers), budget="min", regions=["0", "1"])(torch.randn(2, 4))
+    assert "leave regions out" in refusal.value.hint
+    planned(whole := Conditional(*layers), budget="min")(torch.randn(2, 4)).backward()
+    assert len(plan_of(whole).graphs) == 1
+
+
 def test_branch_on_how_many_rows_are_picked_is_refused_in_words() -> None:
     model = planned(Routed(1, 8, 20, 0.0), budget="90%", regions=None)
     with pytest.raises(GraphError, match=r"test_regions.py:\d+: a branch depends on data \(Ne\(u0, 0\)\)") as refusal:
