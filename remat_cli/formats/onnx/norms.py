@@ -41,7 +41,7 @@ def missing_norms(model: Model) -> tuple[str, ...]:
     if folded:
         return (
             f"the exporter folded a batch norm into {len(folded)} of {len(products)} convolutions and linear layers: "
-            f"{_REMEDY}",
+            f"{_REMEDY}; if the file is only run, plan it with --mode inference",
         )
     convolutions = [node for node in products if node.op_type != "Gemm"]
     if not convolutions or any(_would_be_noted(node) for node in convolutions):

@@ -40,6 +40,7 @@ def test_a_fold_is_counted_even_where_other_norms_are_left(tmp_path: Path, folde
     (note,) = notes(tmp_path, folded, norm, conv("other", "b"))
     assert note.startswith("the exporter folded a batch norm into 1 of 2 convolutions")
     assert "optimize=False" in note
+    assert note.endswith("plan it with --mode inference")
 
 
 @pytest.mark.parametrize(
