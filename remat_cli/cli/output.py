@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from os import environ
 from os.path import isfile  # unlike that of Path, false for a name that no file can have
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 
 from remat_cli.cli.help import OUTPUT, SectionedOption
 from remat_cli.cli.stdin import with_stdin_named
-from remat_cli.cli.streams import reader_may_leave, stdout_is_closed
+from remat_cli.cli.streams import reader_may_leave, stdout_is_closed, stdout_kept
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.files_read import files_read
@@ -134,12 +134,13 @@ class Output:
     def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:
         """Show a planner's progress on a terminal and in the log.
 
-        Note it in the log.
+        Note it in the log. Where stdout is to be JSON, solvers are kept off it.
 
         Args:
             keeps_plans: whether an interrupted call goes on with the best plan until then.
         """
-        with self._shown_progress(keeps_plans=keeps_plans) as observe:
+        is_json = self._as_json and not self._stdout_is_taken
+        with stdout_kept() if is_json else nullcontext(), self._shown_progress(keeps_plans=keeps_plans) as observe:
             if _LOG.isEnabledFor(logging.INFO):
                 from remat_cli.cli.log import Logged
 

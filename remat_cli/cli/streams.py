@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
 from stat import S_ISCHR
@@ -75,3 +75,19 @@ def drop_stdout() -> None:
     The interpreter would complain about closing a broken stream.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Send to stderr what libraries print to stdout, in Python or in C."""
+    import ctypes  # late: most calls do without
+
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C holds text back if stdout is no terminal
+        os.dup2(stdout, 1)
+        os.close(stdout)

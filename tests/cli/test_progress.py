@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+from pathlib import Path
+
+import pytest
 from rich.progress import Progress
 
 from remat_cli.cli.output import _Progress
+from remat_cli.planners.published.checkmate.mip_solvers import SolverRun
+from tests.cli.calls import Remat
+from tests.documents import chain_document
 
 
 def test_the_line_shows_best_plan_and_bound_of_the_planner_that_works_now() -> None:
@@ -30,3 +38,22 @@ def test_a_call_that_keeps_no_plan_does_not_say_so() -> None:
     progress = _Progress(shown, keeps_plans=False)
     progress.standing(0.5, 0.25, "dtr")
     assert "Ctrl-C" not in shown.tasks[0].description
+
+
+def test_json_is_json_whatever_a_solver_prints(remat: Remat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    solve = SolverRun._solve
+
+    def chatty(self: SolverRun) -> None:
+        print("banner of Python")
+        ctypes.CDLL(None).printf(b"banner of C\n")
+        solve(self)
+
+    monkeypatch.setattr(SolverRun, "_solve", chatty)
+    graph = tmp_path / "chain.json"
+    graph.write_text(json.dumps(chain_document(12)))
+    ended = remat("plan", graph, "-c", "checkmate", "--budget", "70%", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["planner"]["name"] == "checkmate"
+    assert "banner of Python" in ended.err
+    assert "banner of C" in ended.err
+    assert remat("plan", graph, "--budget", "100%").out  # stdout is whole again
