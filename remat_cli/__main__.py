@@ -5,7 +5,7 @@ import sys
 try:
     from typing import NoReturn
 
-    from remat_cli.interruption import EXIT_CODE, end_undisturbed, take_as_ctrl_c, tell
+    from remat_cli.machine.interruption import EXIT_CODE, end_undisturbed, take_as_ctrl_c, tell
 except KeyboardInterrupt:  # before the exit code and its message are imported
     sys.stderr.write("error: interrupted\n")
     sys.exit(130)
@@ -19,8 +19,8 @@ def main() -> NoReturn:
     try:
         try:
             take_as_ctrl_c()
-            from remat_cli.cores import usable_cores
-            from remat_cli.system_limits import leave_threads
+            from remat_cli.machine.cores import usable_cores
+            from remat_cli.machine.system_limits import leave_threads
 
             leave_threads(usable_cores())
             from remat_cli.cli import main as call

@@ -13,7 +13,7 @@ import numpy as np
 from remat_cli.allocation import exact_kernel as kernel
 from remat_cli.allocation.exact_kernel import Ints, Neighbours, State
 from remat_cli.allocation.instance import Instance
-from remat_cli.compiled import can_compile
+from remat_cli.machine.compiled import can_compile
 
 # Largest number of overlapping pairs of buffers for a search: its arrays have as many entries.
 MOST_OVERLAPS = 2_000_000

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.compiled import compiled
+from remat_cli.machine.compiled import compiled
 
 Ints = NDArray[np.int64]
 

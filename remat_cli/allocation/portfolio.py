@@ -23,8 +23,8 @@ from remat_cli.allocation.instance import Instance
 from remat_cli.allocation.skyline import Beam, search
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.problem import Basis, Observer, Status
+from remat_cli.machine.system_limits import can_start_threads
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.system_limits import can_start_threads
 
 if TYPE_CHECKING:
     from remat_cli.allocation.exact import ExactSearches
@@ -274,7 +274,7 @@ def _compiled_searches(
     """
     # Imported here: greedy orders mostly suffice, and numba takes half a second to import.
     from remat_cli.allocation import exact, exact_kernel, promoted_fit
-    from remat_cli.compiled import is_at_hand
+    from remat_cli.machine.compiled import is_at_hand
 
     fits = limits.seconds > _SECONDS_FOR_FITS or is_at_hand(promoted_fit.place)
     is_small = exact.count_overlaps(instance) <= exact.MOST_OVERLAPS
@@ -291,7 +291,7 @@ def compile_searches() -> bool:
     Return whether they were compiled before.
     """
     from remat_cli.allocation import exact, exact_kernel, promoted_fit
-    from remat_cli.compiled import is_at_hand
+    from remat_cli.machine.compiled import is_at_hand
 
     was_kept = is_at_hand(promoted_fit.place) and is_at_hand(exact_kernel.go_on)
     instance = Instance.of((Buffer(0, 2, 2), Buffer(1, 3, 1)), 1)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.allocation.instance import Instance
-from remat_cli.compiled import can_compile, compiled
+from remat_cli.machine.compiled import can_compile, compiled
 
 Ints = NDArray[np.int64]
 

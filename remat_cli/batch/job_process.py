@@ -15,8 +15,8 @@ from threading import Thread
 from remat_cli.batch.job import Job, JobLimits, JobOutcome, out_of_memory, refusal
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.errors import OutOfMemory
-from remat_cli.interruption import heed_ctrl_c, pass_over_requests
-from remat_cli.system_limits import refusal_of, start_if_allowed
+from remat_cli.machine.interruption import heed_ctrl_c, pass_over_requests
+from remat_cli.machine.system_limits import refusal_of, start_if_allowed
 
 
 def main() -> None:

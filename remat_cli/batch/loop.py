@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from remat_cli.batch.job import Job, JobOutcome
 from remat_cli.batch.result_lines import JobLine
 from remat_cli.core.problem import Observer
-from remat_cli.interruption import REQUESTS_TO_END, heed_a_request_that_waits
+from remat_cli.machine.interruption import REQUESTS_TO_END, heed_a_request_that_waits
 
 # Seconds between two looks at whether Ctrl-C was pressed.
 _LOOK = 0.1

@@ -18,8 +18,8 @@ from time import monotonic, sleep
 from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, out_of_memory, refusal
 from remat_cli.batch.process_trees import kill_tree
 from remat_cli.batch.result_lines import Ending
+from remat_cli.machine.system_limits import refusal_in, refusal_of, says_out_of_memory
 from remat_cli.settings import Setting
-from remat_cli.system_limits import refusal_in, refusal_of, says_out_of_memory
 
 # Arguments of the interpreter for a job.
 CHILD: tuple[str, ...] = ("-P", "-m", "remat_cli.batch.job_process")

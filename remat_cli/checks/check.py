@@ -32,16 +32,16 @@ from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
-from remat_cli.cores import process_pool
 from remat_cli.errors import ExitCode, GraphError, RematError, UsageError
 from remat_cli.formats.functions import names_function
+from remat_cli.machine.cores import process_pool
+from remat_cli.machine.system_limits import refusal_of
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.runtime.execution import check_can_execute, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.studies.eager import EagerReplay, eager_run
 from remat_cli.studies.progress import Prefixed
-from remat_cli.system_limits import refusal_of
 from remat_cli.units import format_bytes, format_share, meant_as_share
 
 UNDERSTATED = "understated"

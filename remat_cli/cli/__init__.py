@@ -22,14 +22,14 @@ from remat_cli import __version__
 from remat_cli.cli.stdin import with_stdin_named
 from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
 from remat_cli.errors import ExitCode, RematError
-from remat_cli.interruption import (
+from remat_cli.machine.interruption import (
     comes_of_a_request,
     end_undisturbed,
     heed_a_request_that_waits,
     take_as_ctrl_c,
     tell,
 )
-from remat_cli.system_limits import refusal_of
+from remat_cli.machine.system_limits import refusal_of
 
 # Each verb with its one line of help. Its command stands in the module of the same name.
 VERBS: Mapping[str, str] = {

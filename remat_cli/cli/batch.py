@@ -26,10 +26,10 @@ from remat_cli.cli.options import (
 from remat_cli.cli.output import STDOUT, Output, force_option
 from remat_cli.cli.stdin import NameToRead, called, is_stdin
 from remat_cli.config import DEFAULT_PLANNER, Request, RunConfig, load_config
-from remat_cli.cores import usable_cores
 from remat_cli.errors import ExitCode, UsageError
+from remat_cli.machine.cores import usable_cores
+from remat_cli.machine.system_limits import processes_for_files
 from remat_cli.settings import over
-from remat_cli.system_limits import processes_for_files
 from remat_cli.units import parse_budgets, parse_bytes, parse_duration
 
 if TYPE_CHECKING:

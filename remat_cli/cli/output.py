@@ -22,8 +22,8 @@ from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.files_read import files_read
 from remat_cli.formats.writing import check_writes, write_file
-from remat_cli.interruption import heed_a_request_that_waits
-from remat_cli.system_limits import can_start_threads
+from remat_cli.machine.interruption import heed_a_request_that_waits
+from remat_cli.machine.system_limits import can_start_threads
 from remat_cli.units import format_share
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ def _compile() -> None:
     Their compilation would not fit a time limit.
     """
     from remat_cli.allocation.portfolio import compile_searches
-    from remat_cli.compiled import can_compile, trouble
     from remat_cli.generate.layered import Layered
+    from remat_cli.machine.compiled import can_compile, trouble
     from remat_cli.planners.annealing.flat import compile_for, is_ready
     from remat_cli.synthesis import synthesize
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remat_cli.core.graph import Graph
-from remat_cli.system_limits import memory_left
+from remat_cli.machine.system_limits import memory_left
 from remat_cli.units import format_bytes
 
 # The largest memory for each op: `auto` took 9 to 17 kB on layered graphs of 80,000 to 300,000 ops.

@@ -21,10 +21,7 @@ LAYERS = (
         "remat_cli.errors",
         "remat_cli.settings",
         "remat_cli.units",
-        "remat_cli.system_limits",
-        "remat_cli.cores",
-        "remat_cli.compiled",
-        "remat_cli.interruption",
+        "remat_cli.machine",
         "remat_cli.pytorch",
     ),
     (

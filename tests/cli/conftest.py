@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remat_cli.cli import main
-from remat_cli.interruption import REQUESTS_TO_END
+from remat_cli.machine.interruption import REQUESTS_TO_END
 from tests.cli.calls import Ended, Remat
 
 

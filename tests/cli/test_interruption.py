@@ -16,8 +16,8 @@ from time import sleep
 
 import pytest
 
-from remat_cli import interruption
 from remat_cli.errors import ExitCode
+from remat_cli.machine import interruption
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
 
@@ -174,7 +174,7 @@ def test_an_import_that_fails_as_it_is_waited_for_no_longer_is_an_interruption(t
     (tmp_path / "onnx.py").write_text(FRAGILE)
     script = """
 import sys
-from remat_cli import interruption
+from remat_cli.machine import interruption
 from remat_cli.__main__ import main
 interruption._LONGEST_IMPORT = 0.0
 sys.argv = ["remat", "inspect", "unet.onnx", "--dim", "batch=1"]
@@ -218,7 +218,7 @@ main()
 # Runs remat, with a request to end as a module is looked for, of which nobody looks a second time whether it has ended.
 SIGTERM_AT_AN_IMPORT = """
 import signal, sys
-from remat_cli import interruption
+from remat_cli.machine import interruption
 from remat_cli.__main__ import main
 
 class Finder:
@@ -346,7 +346,7 @@ def test_an_error_that_is_being_told_is_told_alone(call: str, code: ExitCode, sa
 def test_a_request_that_comes_as_the_process_leaves_is_too_late() -> None:
     script = """
 import signal, sys
-from remat_cli import interruption
+from remat_cli.machine import interruption
 from remat_cli.__main__ import main
 interruption.signal.setitimer = lambda *_: signal.raise_signal(signal.SIGTERM)
 sys.argv = ["remat", "planners"]
@@ -363,7 +363,7 @@ import signal, sys
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "remat_cli.interruption":
+        if name == "remat_cli.machine.interruption":
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Finder)
@@ -386,7 +386,7 @@ def test_a_signal_as_the_interpreter_leaves_ends_nothing_any_more() -> None:
     """Python takes its own handlers away then; what is ignored stays so, in all threads."""
     program = (
         "import signal\n"
-        "from remat_cli.interruption import REQUESTS_TO_END, end_undisturbed, take_as_ctrl_c\n"
+        "from remat_cli.machine.interruption import REQUESTS_TO_END, end_undisturbed, take_as_ctrl_c\n"
         "take_as_ctrl_c()\n"
         "end_undisturbed()\n"
         "print({signal.getsignal(number) for number in (signal.SIGINT, *REQUESTS_TO_END)} == {signal.SIG_IGN})\n"

@@ -16,7 +16,7 @@ from collections import Counter
 from time import sleep
 
 from remat_cli.errors import ExitCode
-from remat_cli.interruption import REQUESTS_TO_END
+from remat_cli.machine.interruption import REQUESTS_TO_END
 from tests.places import GRAPHS, ROOT
 
 CALLS = (

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remat_cli.compiled import COMPILE, Trouble, is_kept, trouble
 from remat_cli.core.graph import Graph
+from remat_cli.machine.compiled import COMPILE, Trouble, is_kept, trouble
 from remat_cli.planners.annealing import kernel
 from remat_cli.planners.annealing.kernel import GraphTables, Tables
 from remat_cli.planners.annealing.runs import GraphLists

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_cli.compiled import compiled
+from remat_cli.machine.compiled import compiled
 from remat_cli.planners.shared.numbering import Ints
 
 Floats = NDArray[np.float64]

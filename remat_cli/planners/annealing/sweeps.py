@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from remat_cli.compiled import can_compile
 from remat_cli.core.graph import Graph
+from remat_cli.machine.compiled import can_compile
 from remat_cli.planners.annealing.remaking import Remaking
 from remat_cli.planners.annealing.runs import Pause, RunLine
 from remat_cli.planners.annealing.weather import Sweeps, Weather

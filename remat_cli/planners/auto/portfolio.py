@@ -14,11 +14,11 @@ from typing import NamedTuple
 from remat_cli.core.graph import Phase
 from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.errors import PlannerRefuses
+from remat_cli.machine.system_limits import refusal_of
 from remat_cli.planners.auto.members import Members
 from remat_cli.planners.retention.options import SHARE_OF_TURN, WORK_OF_TURN
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import is_small
-from remat_cli.system_limits import refusal_of
 
 _LOG = logging.getLogger("remat")
 

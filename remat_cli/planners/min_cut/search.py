@@ -21,7 +21,7 @@ import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Basis, Scope, Status
-from remat_cli.cores import process_pool, run_in, serve_parent
+from remat_cli.machine.cores import process_pool, run_in, serve_parent
 from remat_cli.planners.min_cut.fitting import STARTS, BytePrices, drawn_prices, fit, move, refit, without_needless
 from remat_cli.planners.min_cut.priced_cut import CutPoint
 from remat_cli.planners.shared.incumbent import Incumbent

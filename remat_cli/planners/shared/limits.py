@@ -8,7 +8,7 @@ from math import inf
 from time import monotonic
 
 from remat_cli.core.problem import Observer
-from remat_cli.cores import usable_cores
+from remat_cli.machine.cores import usable_cores
 
 
 def _never() -> bool:

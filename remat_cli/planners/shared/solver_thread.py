@@ -9,8 +9,8 @@ from threading import Thread
 from time import monotonic
 from typing import Generic, TypeVar
 
+from remat_cli.machine.system_limits import start_if_allowed
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.system_limits import start_if_allowed
 
 News = TypeVar("News")
 

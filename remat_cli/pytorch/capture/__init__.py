@@ -15,7 +15,7 @@ from pathlib import Path
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
-from remat_cli.interruption import nothing_to_lose
+from remat_cli.machine.interruption import nothing_to_lose
 from remat_cli.splitting import Split
 
 __all__ = ["check_installed", "in_parts", "read"]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from remat_cli.errors import GraphError, RematError
-from remat_cli.interruption import was_interrupted
+from remat_cli.machine.interruption import was_interrupted
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.places import innermost, last_place
 from remat_cli.pytorch.unstable import pytree

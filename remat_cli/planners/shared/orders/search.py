@@ -14,7 +14,7 @@ import numpy as np
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Observer
-from remat_cli.cores import process_pool, run_in
+from remat_cli.machine.cores import process_pool, run_in
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.orders.greedy import greedy_order

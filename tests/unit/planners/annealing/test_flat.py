@@ -89,7 +89,7 @@ def test_the_same_work_finds_the_same_plan_either_way(monkeypatch: pytest.Monkey
 
 
 COMPILED = """
-from remat_cli.compiled import can_compile
+from remat_cli.machine.compiled import can_compile
 from tests.unit.planners.annealing.test_flat import TANGLED, FlatSweeps, NumpySweeps, hot, swept
 sequence, weather = hot()
 assert can_compile()

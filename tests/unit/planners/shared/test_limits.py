@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from remat_cli.core.problem import Observer
-from remat_cli.cores import usable_cores
+from remat_cli.machine.cores import usable_cores
 from remat_cli.planners.shared import limits as limits_module
 from remat_cli.planners.shared.limits import Limits
 

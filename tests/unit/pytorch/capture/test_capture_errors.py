@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from remat_cli import interruption
 from remat_cli.errors import GraphError
+from remat_cli.machine import interruption
 from remat_cli.pytorch.capture.capture_errors import explained
 from remat_cli.torch import planned
 

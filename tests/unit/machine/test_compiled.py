@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli import compiled as compiling
+from remat_cli.machine import compiled as compiling
 from tests.places import ROOT
 
 
@@ -28,13 +28,22 @@ def twice(number: int) -> int:
     return 2 * number
 
 
+FRESH = """
+from remat_cli.machine.compiled import compiled
+
+
+@compiled
+def twice(number):
+    return 2 * number
+"""
+
 UNWRITABLE = """
 from numba.core import caching
 
 caching.CompileResultCacheImpl._locator_classes = []  # nowhere can be written
 
 import fresh
-from remat_cli import compiled as compiling
+from remat_cli.machine import compiled as compiling
 
 function = fresh.twice
 print(compiling.can_compile(), compiling.is_kept(function), compiling.is_at_hand(function))
@@ -44,7 +53,9 @@ print(*compiling.trouble())
 
 def test_without_a_folder_that_can_be_written_functions_are_compiled_for_this_process(tmp_path: Path) -> None:
     # A module of its own: code of remat's may be kept beside it by an earlier run.
-    source = "from remat_cli.compiled import compiled\n\n\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    source = (
+        "from remat_cli.machine.compiled import compiled\n\n\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    )
     (tmp_path / "fresh.py").write_text(source)
     paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "0", "PYTHONPATH": paths}
@@ -68,7 +79,7 @@ def test_without_numba_functions_run_as_they_are(monkeypatch: pytest.MonkeyPatch
 ASKS = """
 from remat_cli.allocation import promoted_fit
 from remat_cli.allocation.portfolio import compile_searches
-from remat_cli.compiled import can_compile, is_at_hand
+from remat_cli.machine.compiled import can_compile, is_at_hand
 print(can_compile(), is_at_hand(promoted_fit.place))
 """
 

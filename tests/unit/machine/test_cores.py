@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli import cores
-from remat_cli.cores import process_pool, run_in
+from remat_cli.machine import cores
+from remat_cli.machine.cores import process_pool, run_in
 
 POOL = """
 import os, time
 from multiprocessing import get_context
-from remat_cli.cores import serve_parent
+from remat_cli.machine.cores import serve_parent
 
 def rest(_):
     os.write(1, f"{os.getpid()}\\n".encode())

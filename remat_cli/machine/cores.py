@@ -9,7 +9,7 @@ from signal import SIG_IGN, SIGINT, signal
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remat_cli.system_limits import can_start_threads, processes_for_files, refusal_of, start_if_allowed
+from remat_cli.machine.system_limits import can_start_threads, processes_for_files, refusal_of, start_if_allowed
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor

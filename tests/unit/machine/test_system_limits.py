@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from remat_cli import system_limits
 from remat_cli.errors import ExitCode, OutOfMemory
-from remat_cli.system_limits import can_start_threads, leave_threads, processes_for_files, refusal_in, refusal_of
+from remat_cli.machine import system_limits
+from remat_cli.machine.system_limits import (
+    can_start_threads,
+    leave_threads,
+    processes_for_files,
+    refusal_in,
+    refusal_of,
+)
 
 
 def error_number(number: int) -> OSError:

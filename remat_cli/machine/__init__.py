@@ -1,0 +1,1 @@
+"""The machine: its limits and cores, its compiler, and requests to end."""
