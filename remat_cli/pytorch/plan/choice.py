@@ -340,7 +340,6 @@ class WithinBudget(ScheduleSource):
         optimizer: whose state is counted by its bytes; None where it is counted by its name, or there is none.
         folder: where plans are kept between runs of Python, by several at once or not; None: only in memory.
         measures: measure each kernel where it will run, before anything is planned.
-        splits: run regions of the step in parts where that is needed, or takes less time.
         times_given: take only the kernels' memory from that; times are those of the device profile.
         kernels: what was measured so far: time in nanoseconds and memory of its own in bytes, by the kind of op.
         plans: what was planned, by the hash of all that it depends on.
@@ -366,7 +365,6 @@ class WithinBudget(ScheduleSource):
     times_given: bool = False
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
     plans: dict[str, GraphRecord] = field(default_factory=dict)
-    splits: bool = False
     cuts: dict[str, Mapping[str, Split]] = field(default_factory=dict)
     search_seconds: float = inf
     former: dict[tuple[str, ...], tuple[int, Mapping[str, Split]]] = field(default_factory=dict)
@@ -377,6 +375,7 @@ class WithinBudget(ScheduleSource):
 
     def __post_init__(self) -> None:
         self.state_bytes()
+        self.splits = self.request.split
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
         if self.folder is not None and os.path.isfile(self.folder):
@@ -688,13 +687,13 @@ class WithinBudget(ScheduleSource):
         return measurements
 
     def key(self, prepared: Prepared) -> str:
-        """Return a hash of all inputs of a plan."""
+        """Return a hash of all inputs of a plan: the graph, and every field of the request for it."""
+        request = self.request_for(prepared.graph)
         asked = {
+            **request.in_json,
+            "budget": request.budget_bytes(prepared.graph),
+            "planner": request.chosen.record,
             "graph": graph_sha256(prepared.graph),
-            "budget_bytes": self.request_for(prepared.graph).budget_bytes(prepared.graph),
-            "planner": self.request.chosen.name,
-            "options": self.request_for(prepared.graph).chosen.all_options(),
-            "offload": self.request.offload,
             "link": None if prepared.link is None else link_fields(prepared.link),
             "version": __version__,
             **({"calls": self.own.calls} if self.own.calls > 1 else {}),
@@ -789,13 +788,13 @@ class WithinBudget(ScheduleSource):
         return max((calls - 1) * kept, (calls - 2) * kept + gradients)
 
     def request_for(self, graph: Graph) -> Request:
-        """Return the request for a graph.
+        """Return the request for a graph as it is, whole or in parts.
 
         A share is of the largest plain peak so far.
 
         The first step waits for the plan: without the user's time limit, the planner has some seconds.
         """
-        request = self.request.in_time(usual=_SECONDS * max(1.0, len(graph.ops) / _OPS))
+        request = replace(self.request, split=False).in_time(usual=_SECONDS * max(1.0, len(graph.ops) / _OPS))
         if not self.is_share:
             return request
         seen = graph

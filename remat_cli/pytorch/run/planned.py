@@ -200,7 +200,7 @@ def source_within(
     )
     for_graph.check()
     chosen = named_planner(str(planner), "planner").with_options(_options(options), "options")
-    request = Request(_budget(budget), chosen, offload=offload)
+    request = Request(_budget(budget), chosen, offload=offload, split=split)
     request.check()
     reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
     if budget_bytes is not None and reserve_bytes >= budget_bytes:
@@ -215,7 +215,6 @@ def source_within(
         folder=None if plans is None else _path(plans, "plans"),
         measures=measurements is None,
         reserve_bytes=reserve_bytes,
-        splits=split,
         times_given=device is not None,
     )
 

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from remat_cli.pytorch.plan import choice
 from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
 from remat_cli.pytorch.plan.waiting import MEASURING
 from remat_cli.pytorch.run.planned import source_within
+from remat_cli.settings import setting
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import parse_budget
 from tests.graphs import training_chain
+from tests.plans import prepared
 from tests.torch_steps import MLP
 
 BATCH = torch.ones(64, 16)
@@ -265,3 +268,15 @@ def test_the_plain_run_is_no_budget_to_ask_for_instead() -> None:
         planned(model, budget="20%")(torch.randn(2, 64))
     assert "the closest that was found" not in refused.value.message
     assert refused.value.hint.startswith('give a larger budget (budget="min" takes')
+
+
+def test_a_new_field_of_the_request_is_in_the_key_of_a_kept_plan() -> None:
+    @dataclass(frozen=True)
+    class Wider(Request):
+        other: int = setting(0, "A field that no plan was kept with.")
+
+    graph = prepared(training_chain(4))
+    source = source_within("50%")
+    asked = Wider(source.request.budget, source.request.planner)
+    keys = {replace(source, request=replace(asked, other=other)).key(graph) for other in (0, 1)}
+    assert len(keys | {source.key(graph)}) == 3
