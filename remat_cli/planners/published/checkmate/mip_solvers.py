@@ -2,6 +2,9 @@
 
 HiGHS runs in this process, CBC in a process of its own. PuLP's own runs cannot be interrupted, report nothing on the
 way, and give HiGHS a model entry by entry. So its solver classes are extended here; models and statuses stay PuLP's.
+
+OR-Tools brings a HiGHS of its own, which cannot be stopped: up to 9.15, `math_opt.solve` takes a start for it, but
+ignores callbacks and interrupters without a word, and fails if the number of threads is given.
 """
 
 from __future__ import annotations
