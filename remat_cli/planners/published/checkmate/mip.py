@@ -6,17 +6,15 @@ and counts the bound of a relaxation again in these: that bound holds whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import ceil, isfinite, ldexp
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
 from remat_cli.core.problem import Status
-from remat_cli.planners.published.checkmate.mip_solvers import Floats, SolverRun
+from remat_cli.planners.published.checkmate.mip_solvers import Floats, MipRows, SolverRun, SolverTask
 from remat_cli.planners.published.checkmate.options import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
@@ -34,33 +32,6 @@ _ROW_TOLERANCE = 1e-7
 _SHARE_TOLERANCE = 1e-9
 # The number of binary digits after the point of the rows' multipliers.
 _DIGITS = 80
-
-
-@dataclass(frozen=True, eq=False)
-class MipRows:
-    """Constraints: sum(coefficient * variable) >= at_least.
-
-    Attributes:
-        start: [rows + 1] start of each row in `variable` and `coefficient`.
-        variable: [entries] numbers of variables, distinct within a row.
-        coefficient: [entries] int64.
-        at_least: [rows] int64.
-    """
-
-    start: Ints
-    variable: Ints
-    coefficient: Ints
-    at_least: Ints
-
-    @classmethod
-    def one(cls, terms: Mapping[int, int], at_least: int) -> MipRows:
-        """Return a single row from the coefficient of each variable."""
-        variable = np.fromiter(terms.keys(), dtype=np.int64, count=len(terms))
-        coefficient = np.fromiter(terms.values(), dtype=np.int64, count=len(terms))
-        return cls(np.array([0, len(terms)]), variable, coefficient, np.array([at_least], dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.at_least)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,20 +70,14 @@ class Relaxation:
 
 
 class ZeroOneProgram:
-    """Minimise the cost of variables that are 0 or 1, subject to rows.
-
-    Attributes:
-        problem: the program as a PuLP object.
-        size: number of variables.
-    """
+    """Minimise the cost of variables that are 0 or 1, subject to rows."""
 
     def __init__(self) -> None:
-        self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
-        self._variables: list[pulp.LpVariable] = []
         self._costs: list[int] = []
         self._rows: list[MipRows] = []
-        self._scales: list[int] = []  # divisors of the rows given to a solver
-        self._row_count = 0
+        # The rows as a solver is given them, and their divisors.
+        self._scaled: list[MipRows] = []
+        self._scales: list[int] = []
 
     @property
     def size(self) -> int:
@@ -122,11 +87,6 @@ class ZeroOneProgram:
     def add_variables(self, costs: Ints) -> Ints:
         """Add a variable for each cost, and return their numbers."""
         first = self.size
-        # Names sort like their numbers, because PuLP passes variables on in the order of names.
-        self._variables += [
-            self.problem.add_variable(f"x{number:09}", 0, 1, pulp.LpInteger)
-            for number in range(first, first + len(costs))
-        ]
         self._costs += costs.tolist()
         return np.arange(first, self.size)
 
@@ -137,14 +97,9 @@ class ZeroOneProgram:
         solver calls the program infeasible, it is, and solutions may slightly break such rows.
         """
         scale = unit_of(rows.coefficient, _LARGEST_COEFFICIENT)
-        variables = [self._variables[number] for number in rows.variable.tolist()]
-        coefficients = (-(-rows.coefficient // scale)).tolist()
-        for (start, end), at_least in zip(pairwise(rows.start.tolist()), rows.at_least.tolist(), strict=True):
-            terms = pulp.LpAffineExpression(zip(variables[start:end], coefficients[start:end], strict=True))
-            row = pulp.LpConstraint(terms, pulp.LpConstraintGE, rhs=-(-at_least // scale), name=f"r{self._row_count}")
-            self.problem.addConstraint(row)
-            self._row_count += 1
+        coefficient, at_least = (-(-numbers // scale) for numbers in (rows.coefficient, rows.at_least))
         self._rows.append(rows)
+        self._scaled.append(replace(rows, coefficient=coefficient, at_least=at_least))
         self._scales += [scale] * len(rows)
 
     def solve(
@@ -168,14 +123,14 @@ class ZeroOneProgram:
         Raises:
             KeyboardInterrupt: Ctrl-C; the search was stopped after passing on every solution found until then.
         """
-        scale = self._set_costs()
-        start_values = None if start is None else start.astype(np.float64)
-        run = SolverRun(self.problem, solver, limits, gap=gap, start=start_values)
-        run.run(lambda values: on_solution(_rounded(values)))
+        if limits.is_over:
+            return MipOutcome(Status.UNKNOWN)
+        task = replace(self.task(limits), gap=gap, start=None if start is None else start.astype(np.float64))
+        ending = SolverRun(solver, task).run(lambda values: on_solution(_rounded(values)))
         return MipOutcome(
-            run.status,
-            values=None if run.values is None else _rounded(run.values),
-            bound=self._whole_bound(run.bound, scale) if isfinite(run.bound) else None,
+            ending.status,
+            values=None if ending.values is None else _rounded(ending.values),
+            bound=self._whole_bound(ending.bound) if isfinite(ending.bound) else None,
         )
 
     def relax(self, solver: SolverName, limits: Limits) -> Relaxation:
@@ -184,23 +139,27 @@ class ZeroOneProgram:
         Raises:
             KeyboardInterrupt: Ctrl-C; the solver was stopped.
         """
-        scale = self._set_costs()
-        run = SolverRun(self.problem, solver, limits, relaxed=True)
-        run.run()
-        if run.values is None or run.row_duals is None:
-            return Relaxation(Status.INFEASIBLE if run.status is Status.INFEASIBLE else Status.UNKNOWN)
-        multipliers = np.maximum(run.row_duals, 0.0) * scale / np.array(self._scales)
+        if limits.is_over:
+            return Relaxation(Status.UNKNOWN)
+        ending = SolverRun(solver, replace(self.task(limits), relaxed=True)).run()
+        if ending.values is None or ending.row_duals is None:
+            return Relaxation(Status.INFEASIBLE if ending.status is Status.INFEASIBLE else Status.UNKNOWN)
+        multipliers = np.maximum(ending.row_duals, 0.0) * self._cost_scale / np.array(self._scales)
         bound, bound_if_one = self._count_bound(multipliers)
-        return Relaxation(run.status, run.values, bound, bound_if_one)
+        return Relaxation(ending.status, ending.values, bound, bound_if_one)
 
-    def _set_costs(self) -> float:
-        """Set the objective, divided by a scale; return the scale."""
-        costs = np.array(self._costs, dtype=np.float64)
-        scale = max(1.0, float(costs.max(initial=0.0)) / _LARGEST_COST)
-        self.problem.setObjective(pulp.LpAffineExpression(zip(self._variables, (costs / scale).tolist(), strict=True)))
-        return scale
+    def task(self, limits: Limits) -> SolverTask:
+        """Return the program as a solver is given it."""
+        costs = np.array(self._costs, dtype=np.float64) / self._cost_scale
+        return SolverTask(costs, MipRows.joined(self._scaled), limits)
 
-    def _whole_bound(self, bound: float, scale: float) -> int:
+    @property
+    def _cost_scale(self) -> float:
+        """The divisor of the costs that a solver is given."""
+        return max(1.0, float(max(self._costs, default=0)) / _LARGEST_COST)
+
+    def _whole_bound(self, bound: float) -> int:
+        scale = self._cost_scale
         largest = max(self._costs, default=0) / scale
         tolerance = _COST_TOLERANCE + _ROW_TOLERANCE * largest + _SHARE_TOLERANCE * abs(bound)
         return max(0, ceil((bound - tolerance) * scale))

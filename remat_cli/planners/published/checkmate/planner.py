@@ -31,7 +31,7 @@ class Checkmate(CheckmateOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # This import needs numpy and PuLP; reading the options must not.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.published.checkmate.search import CheckmateSearch
 
         return CheckmateSearch(problem, self, observe).run()
@@ -56,7 +56,7 @@ class CheckmateLP(RoundingOptions):
             PlannerRefuses: the program is too large.
             UsageError: the solver is not installed.
         """
-        # This import needs numpy and PuLP; reading the options must not.
+        # This import needs numpy; reading the options must not.
         from remat_cli.planners.published.checkmate.search import RoundingSearch
 
         return RoundingSearch(problem, self, observe).run()

@@ -80,10 +80,7 @@ class StagedChoices:
         in which every set in a tight stage touches such a tensor. (Loose stages have an argument of their own, which
         would collide with this one.)
         """
-        may_run = self.may_run.copy()
-        for stage in np.flatnonzero(~self.is_loose & may_run.any(axis=0)).tolist():
-            may_run[:, stage] = self._touching(stage)
-        return self.only(may_run)
+        return self.only(self.is_loose | self._touching())
 
     def only(self, may_run: Bools) -> StagedChoices:
         """Drop the recomputations outside `may_run`."""
@@ -101,30 +98,27 @@ class StagedChoices:
         fits: Bools = stages.bytes @ alive + workspace <= self.room
         return fits
 
-    def _touching(self, stage: int) -> Bools:
-        """[N] recomputable ops connected to the stage's op or the one before.
+    def _touching(self) -> Bools:
+        """[N, N + 1] recomputations connected to their stage's op or the one before.
 
         They are connected through tensors that these two ops read or produce.
         """
         stages = self.stages
-        may_run = self.may_run[:, stage]
-        left = np.zeros_like(may_run)
-        tensors = np.zeros(len(stages.bytes), dtype=np.bool_)
-        for touching in (stage - 1, stage):
-            tensors[_touched_by(stages, touching)] = True
-        reached = np.flatnonzero(tensors)
-        while len(reached):
-            ops = np.union1d(stages.produced_at[reached], self._readers(reached))
-            ops = ops[may_run[ops] & ~left[ops]]
-            left[ops] = True
-            near = np.concatenate([stages.inputs.expand(ops)[1], stages.outputs.expand(ops)[1]])
-            reached = np.unique(near[~tensors[near]])
-            tensors[reached] = True
-        return left
-
-    def _readers(self, tensors: Ints) -> Ints:
-        readers = self.stages.read_stage[np.isin(self.stages.read_tensor, tensors)]
-        return readers[readers < len(self.stages)]
+        count = len(stages)
+        reached = np.zeros((len(stages.bytes), count + 1), dtype=np.bool_)
+        near = [np.concatenate([stages.inputs[op], stages.outputs[op]]) for op in range(count)]
+        for op, tensors in enumerate(near):
+            reached[tensors, op : op + 2] = True
+        reached[stages.read_tensor[stages.read_stage == count], count] = True
+        touching = np.zeros_like(self.may_run)
+        # Up and down the order, all stages at once: most chains of recomputations are followed in one pass.
+        while True:
+            before = np.count_nonzero(touching)
+            for op in (*range(count), *range(count - 1, -1, -1)):
+                touching[op] = self.may_run[op] & reached[near[op]].any(axis=0)
+                reached[near[op]] |= touching[op]
+            if np.count_nonzero(touching) == before:
+                return touching
 
 
 def _with_loose(stages: Stages, room: int, can_run: Bools, depth: int | None, is_loose: Bools) -> StagedChoices:
@@ -172,14 +166,6 @@ def readers_of(stages: Stages, tensor: int) -> Ints:
     start, end = np.searchsorted(stages.read_tensor, (tensor, tensor + 1))
     readers: Ints = stages.read_stage[start:end]
     return readers[readers < len(stages)]
-
-
-def _touched_by(stages: Stages, stage: int) -> Ints:
-    """Return the tensors that a stage's op touches; at the end, the outputs."""
-    if stage == len(stages):
-        kept: Ints = stages.read_tensor[stages.read_stage == stage]
-        return kept
-    return np.concatenate([stages.inputs[stage], stages.outputs[stage]])
 
 
 def _passing(is_loose: Bools) -> Bools:

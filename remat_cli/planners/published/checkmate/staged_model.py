@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.core.problem import Status
-from remat_cli.planners.published.checkmate.mip import MipOutcome, MipRows, ZeroOneProgram
-from remat_cli.planners.published.checkmate.mip_solvers import Floats
+from remat_cli.planners.published.checkmate.mip import MipOutcome, ZeroOneProgram
+from remat_cli.planners.published.checkmate.mip_solvers import Floats, MipRows
 from remat_cli.planners.published.checkmate.options import SolverName
 from remat_cli.planners.published.checkmate.staged_choices import StagedChoices, readers_of
 from remat_cli.planners.published.checkmate.staged_variables import ALWAYS, NEVER, StagedVariables

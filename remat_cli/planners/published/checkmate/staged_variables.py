@@ -13,7 +13,7 @@ from remat_cli.planners.shared.stages import Stages
 
 # Stand for the constants 0 and 1 instead of a variable's number. As indices, they count from an array's end.
 NEVER, ALWAYS = -1, -2
-# Bytes that PuLP and the solvers take, search tree included: measured on programs of 10^5 to 10^6 entries, rounded up.
+# Bytes that the solvers take, search tree included: measured on programs of 10^5 to 10^6 entries, rounded up twofold.
 _BYTES_PER_VARIABLE, _BYTES_PER_ROW, _BYTES_PER_ENTRY = 3000, 4000, 400
 
 

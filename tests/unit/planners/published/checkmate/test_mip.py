@@ -1,4 +1,4 @@
-"""0-1 programs and the solvers behind PuLP: endings, bounds that hold, Ctrl-C, and what is left behind."""
+"""0-1 programs and their solvers: endings, bounds that hold, Ctrl-C, and what is left behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from remat_cli.core.problem import Status
 from remat_cli.errors import UsageError
 from remat_cli.planners.published.checkmate import mip_solvers
-from remat_cli.planners.published.checkmate.mip import MipRows, ZeroOneProgram
-from remat_cli.planners.published.checkmate.mip_solvers import installed_solver
+from remat_cli.planners.published.checkmate.mip import ZeroOneProgram
+from remat_cli.planners.published.checkmate.mip_solvers import MipRows, installed_solver
 from remat_cli.planners.published.checkmate.options import SolverName
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.numbering import Ints
@@ -134,6 +134,14 @@ def test_solution_is_the_best_one(solver: SolverName, size: int, data: st.DataOb
         assert outcome.status is Status.OPTIMAL
         assert outcome.values is not None
         assert outcome.bound == best == outcome.values @ np.array(costs)
+
+
+@each_solver
+@pytest.mark.parametrize("costs", [[], [3]])
+def test_a_program_of_next_to_nothing_is_solved(solver: SolverName, costs: list[int]) -> None:
+    assert program_of(costs).solve(solver, AMPLE).bound == program_of(costs, ({}, -1)).relax(solver, AMPLE).bound == 0
+    for outcome in (program_of(costs, ({}, 1)).solve(solver, AMPLE), program_of(costs, ({}, 1)).relax(solver, AMPLE)):
+        assert outcome.status is Status.INFEASIBLE
 
 
 @each_solver
@@ -288,12 +296,10 @@ def test_bytes_beside_terabytes_never_prove_too_much(
 def test_no_number_that_a_solver_is_given_is_large() -> None:
     # Solvers' tolerances are absolute: HiGHS was wrong once in 4,300 programs that it was given as they were.
     program = program_of([10**18, 1], ({0: 3_600_000_000_001, 1: 1}, 7), ({0: 2**50, 1: -(2**49)}, 2**49))
-    program.relax(SOLVERS[0], AMPLE)
-    given = program.problem.toDict()
-    factors = [term["value"] for row in given["constraints"] for term in row["coefficients"]]
-    assert len(factors) == 4
-    assert all(abs(factor) <= 2**24 for factor in factors)
-    assert all(abs(term["value"]) <= 1e6 for term in given["objective"]["coefficients"])
+    given = program.task(AMPLE)
+    assert len(given.rows.coefficient) == 4
+    assert np.abs(given.rows.coefficient).max() <= 2**24
+    assert given.costs.max() <= 1e6
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
