@@ -103,6 +103,7 @@ class Prepared:
         understated: reason and remedy if a run is known to take more memory than predicted; otherwise None.
         session: the runtime's session for which the peaks hold, in a sentence; empty if there is no choice.
         exported_to_run: the file shows that it was exported for inference, whatever the mode is.
+        trains_by_default: the training graph was derived of an ONNX model without being asked for.
         options: options for reading; with ranks, all figures are those of one rank.
         origin: the file, for regions in parts; None for a graph that was not read from one.
     """
@@ -119,6 +120,7 @@ class Prepared:
     understated: tuple[str, str] | None = None
     session: str = ""
     exported_to_run: bool = False
+    trains_by_default: bool = False
     options: GraphOptions = field(default_factory=GraphOptions)
     origin: GraphOrigin | None = field(default=None, repr=False, compare=False)
 
@@ -286,6 +288,7 @@ def prepare_reading(
         understated=reading.understated,
         session=reading.session,
         exported_to_run=reading.exported_to_run,
+        trains_by_default=options.mode is None and bool(reading.operators) and graph.kind is not draft.kind,
         options=options,
     )
 

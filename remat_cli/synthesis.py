@@ -41,7 +41,7 @@ def synthesize(
             f"{generated.graph.name} is made for inference: it has no backward",
             hint="ask for no other kind, or another family",
         )
-    mode = {None: None, Kind.FORWARD: "training"}.get(kind, kind)
+    mode = Kind.INFERENCE if Kind.INFERENCE in (kind, generated.graph.kind) else Kind.TRAINING
     return prepare_reading(
         Reading(generated.graph, generated.operators, generated.parameters),
         generated.graph.name,

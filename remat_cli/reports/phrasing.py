@@ -17,6 +17,7 @@ from remat_cli.core.schedule import Offload
 from remat_cli.core.solve import Activations, Solution, activations_of
 from remat_cli.formats.functions import names_function
 from remat_cli.planning import SmallestBudget
+from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.settings import Setting, on_command_line, option_of
 from remat_cli.units import format_bytes, format_share, format_time, meant_as_share
@@ -37,6 +38,14 @@ _LITTLE_ROOM = 1.05
 # Shorter calls do not report their time: a plan may take a while, a look at a graph should not.
 _LONG_SECONDS = 10
 LONG_LOOK_SECONDS = 2
+
+
+def kind_and_size(prepared: Prepared) -> str:
+    """Return the kind of a graph, whether it was chosen, and its number of ops."""
+    parts = [prepared.graph.kind.value, f"{len(prepared.graph.ops):,} ops"]
+    if prepared.trains_by_default:
+        parts[0] += f" by default (or {on_command_line(Setting('mode', 'inference'))})"
+    return " · ".join([*parts, "estimated sizes"] if prepared.is_estimated else parts)
 
 
 def which_plans(solution: Solution) -> str:

@@ -10,6 +10,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.core import graph as graph_module
 from remat_cli.core.graph import Graph
 from remat_cli.prepare import prepare
+from remat_cli.reports.phrasing import kind_and_size
 from remat_cli.training import Kernels
 from tests.places import ROOT
 from tests.unit.formats.onnx.models import Model, float_input, node, weight
@@ -48,6 +49,18 @@ def test_the_kernels_say_which_nodes_count_as_one_op(
     assert prepared.kept is not None
     assert prepared.kept.float_bytes == kept * 2 * 4 * 8 * 8 * 4
     assert ("2 nodes count as the ops that training runs: 1 Swish" in prepared.notes) is (silu_ops == 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (None, "training by default (or --mode inference) · 9 ops"),
+        ("training", "training · 9 ops"),
+        ("inference", "inference · 5 ops"),
+    ],
+)
+def test_a_title_says_where_training_was_not_asked_for(folded: Path, mode: str | None, said: str) -> None:
+    assert kind_and_size(prepare(folded, GraphOptions(mode=mode))) == said
 
 
 def test_a_graph_for_inference_is_left_as_its_runtime_runs_it(folded: Path) -> None:

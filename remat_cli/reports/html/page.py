@@ -35,7 +35,7 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.terminal.memory_chart import largest_per_column
-from remat_cli.reports.terminal.plan import claim_facts, link_facts, plan_facts, plan_rows, shown_run
+from remat_cli.reports.terminal.plan import claim_facts, graph_title, link_facts, plan_facts, plan_rows, shown_run
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.units import format_bytes, format_share, format_time
@@ -124,7 +124,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
     graph = prepared.graph
     plain, run = Run.plain(prepared.undivided), Run(graph, file.schedule, trace)
     facts: list[tuple[str, Cell]] = [
-        ("graph", f"{shorten(graph.name, _LONGEST_NAME)} · {graph.kind.value} · {len(graph.ops):,} ops"),
+        ("graph", graph_title(prepared)),
         ("times", clean(prepared.costs)),
         ("schedule", f"{len(file.schedule.steps):,} steps"),
     ]

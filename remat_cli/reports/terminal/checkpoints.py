@@ -40,7 +40,7 @@ def checkpoints_report(planning: CheckpointPlanning) -> Report:
 def subject_facts(planning: CheckpointPlanning) -> RenderableType:
     """Return the subject and the budget of a planning."""
     labels: list[tuple[str, Cell]] = [
-        ("graph", graph_title(planning.prepared.graph)),
+        ("graph", graph_title(planning.prepared)),
         ("times", clean(planning.eager.costs)),
         ("budget", format_bytes(planning.budget_bytes)),
     ]

@@ -112,7 +112,7 @@ def compare_report(contests: Sequence[Contest], *, timing: bool = True) -> Repor
             facts(
                 [
                     *eager_fact(contest.eager_peak_bytes),
-                    ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
+                    ("graph", graph_title(prepared)),
                     ("times", clean(prepared.costs)),
                     ("plain run", f"peak {peak}, time {time}"),
                 ]

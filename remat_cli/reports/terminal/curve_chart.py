@@ -91,6 +91,8 @@ class CurveChart:
         """Return the ends of the budget axis, and its middle if it fits."""
         middle = (self._left + self._right) // 2
         left, centre, right = (self._budget_label(size) for size in (self._left, middle, self._right))
+        if len(left) + len(right) + 2 > width:
+            left, right = format_bytes(self._left), format_bytes(self._right)
         if len(left) + len(centre) + len(right) + 4 > width:
             return left + right.rjust(width - len(left))
         start = (width - len(centre)) // 2

@@ -25,16 +25,12 @@ _Peaks = tuple[int | None, int | None]
 _UNKNOWN: _Peaks = (None, None)
 
 
-def _title(prepared: Prepared) -> Text:
-    return graph_title(prepared.graph, estimated=prepared.is_estimated)
-
-
 def diff_report(old: Prepared, new: Prepared, difference: Difference, eager_peaks: _Peaks = _UNKNOWN) -> Report:
     """Return the report of `remat diff` on two prepared graphs.
 
     `eager_peaks` has the old and the new peak of PyTorch steps without a plan, None where it is not known.
     """
-    title = facts([("old", _title(old)), ("new", _title(new))])
+    title = facts([("old", graph_title(old)), ("new", graph_title(new))])
     parts: list[RenderableType] = [
         title,
         Text(_verdict(difference), "bold"),

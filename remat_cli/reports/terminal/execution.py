@@ -149,7 +149,7 @@ def executed_report(report: RenderableType, execution: ModelExecution | StepExec
 
 def as_it_is_report(prepared: Prepared, execution: InBothSessions | StepExecution) -> RenderableType:
     """Return the report of a model or step run without a schedule."""
-    subject = facts([("graph", graph_title(prepared.graph, estimated=prepared.is_estimated))])
+    subject = facts([("graph", graph_title(prepared))])
     if execution.runtime == "torch":
         return executed_step_report(subject, execution)
     rows = [

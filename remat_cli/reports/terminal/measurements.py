@@ -21,14 +21,14 @@ _LONGEST_NAME = 36
 
 def measurements_report(prepared: Prepared, measured: Measurements, output: Path) -> Report:
     """Return the report on the slowest ops and the largest workspaces."""
-    graph, times = prepared.graph, {op.name: measured.times_ns.get(op.name, 0) for op in prepared.graph.ops}
+    times = {op.name: measured.times_ns.get(op.name, 0) for op in prepared.graph.ops}
     whole = max(1, sum(times.values()))
     slowest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
     hungry = sorted(measured.workspace_bytes.items(), key=lambda item: -item[1])[:_SHOWN]
     parts: list[RenderableType] = [
         facts(
             [
-                ("graph", graph_title(graph)),
+                ("graph", graph_title(prepared)),
                 ("run by", clean(measured.machine)),
                 ("all ops", format_time(whole, "ns")),
                 ("written", clean(str(output))),

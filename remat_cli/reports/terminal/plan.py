@@ -106,16 +106,15 @@ def _subject(prepared: Prepared, planner: PlannerChoice) -> list[tuple[str, Cell
     """Return rows on graph and planner."""
     chosen = ", ".join(f"{key} {shorten(str(value), _LONGEST_NAME)}" for key, value in planner.options.items())
     return [
-        ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
+        ("graph", graph_title(prepared)),
         ("times", clean(prepared.costs)),
         ("planner", _titled(clean(planner.name), chosen)),
     ]
 
 
-def graph_title(graph: Graph, *, estimated: bool = False) -> Text:
+def graph_title(prepared: Prepared) -> Text:
     """Return name, kind and size of a graph, and that sizes in it are estimated."""
-    more = f"{graph.kind.value} · {len(graph.ops):,} ops"
-    return _titled(shorten(graph.name, _LONGEST_NAME), f"{more} · estimated sizes" if estimated else more)
+    return _titled(shorten(prepared.graph.name, _LONGEST_NAME), phrasing.kind_and_size(prepared))
 
 
 def _titled(name: str, more: str) -> Text:
@@ -288,7 +287,7 @@ def eager_report(eager: EagerReplay, *, shown: ReportOptions | None = None) -> R
     shown = shown or ReportOptions()
     run = Run(eager.graph, eager.schedule, eager.trace)
     parts: list[RenderableType] = [
-        facts([("step", graph_title(eager.graph)), *_counts(eager.graph), ("times", clean(eager.prepared.costs))]),
+        facts([("step", graph_title(eager.prepared)), *_counts(eager.graph), ("times", clean(eager.prepared.costs))]),
         section("Eager: without a plan", columns(["", "", ""], _eager_rows(eager, run), right=(1,))),
     ]
     if shown.timeline:
@@ -331,7 +330,7 @@ def inspect_report(
     parts: list[RenderableType] = [
         facts(
             [
-                ("graph", graph_title(graph, estimated=prepared.is_estimated)),
+                ("graph", graph_title(prepared)),
                 *_counts(graph),
                 ("times", clean(prepared.costs)),
             ]
@@ -506,7 +505,7 @@ def verify_report(
     return Report(
         facts(
             [
-                ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
+                ("graph", graph_title(prepared)),
                 ("schedule", f"{len(schedule.steps):,} steps"),
                 *taken_facts(taken),
                 *link_facts(run, taken=link_taken),

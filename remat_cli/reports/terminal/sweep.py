@@ -46,7 +46,7 @@ def sweep_report(sweep: Sweep, prepared: Prepared, eager_peak_bytes: int | None 
     title = facts(
         [
             *eager_fact(eager_peak_bytes),
-            ("graph", graph_title(prepared.graph, estimated=prepared.is_estimated)),
+            ("graph", graph_title(prepared)),
             ("times", clean(prepared.costs)),
             ("planner" if len(sweep.curves) == 1 else "planners", listed),
         ]
