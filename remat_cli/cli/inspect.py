@@ -37,7 +37,7 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
     A .pickle that torch.cuda.memory._dump_snapshot has recorded is read too, safely: its peak, what fills that, and
     what the allocator had reserved.
     """
-    from remat_cli.reports.phrasing import notes_on_outputs
+    from remat_cli.reports.phrasing import notes_on_outputs, notes_on_workspace
     from remat_cli.reports.safe_text import Report
     from remat_cli.reports.summary import eager_summary, inspect_summary
     from remat_cli.reports.terminal.division import division_report, division_summary
@@ -65,6 +65,7 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         # Another run of the step: after the first figure.
         with watch.stage("reading"):
             notes += notes_on_outputs(seen.peak_bytes, seen.let_go_bytes)
+        notes += notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)
     try:
         with watch.stage("reading"):
             prepared = prepare(graph, config.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,10 @@ def command(
     """
     from remat_cli.planning import LEAST_TRIAL, plan, try_split
     from remat_cli.planning.memory_need import notes_on_memory
-    from remat_cli.reports.phrasing import next_steps
+    from remat_cli.reports.phrasing import next_steps, notes_on_workspace
     from remat_cli.reports.summary import eager_figure
     from remat_cli.reports.terminal.plan import plan_report
-    from remat_cli.studies.eager import eager_peak_of
+    from remat_cli.studies.eager import known_eager_run
 
     config = read_call(given)
     request = config.request
@@ -103,8 +104,12 @@ def command(
     with streams.progress() as observe:
         observe.phase("reading the graph")
         with watch.stage("reading"):
-            eager_peak = eager_peak_of(graph, config.graph)
+            eager = known_eager_run(graph, config.graph)
+            eager_peak = None if eager is None else eager.peak_bytes
             prepared = prepare(graph, config.graph, split=request.split)
+        if eager is not None:
+            notes = notes_on_workspace(eager.peak_bytes, eager.uncounted_bytes)
+            prepared = replace(prepared, notes=(*prepared.notes, *notes))
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
             planning = plan(prepared, request, Timed(observe, watch))

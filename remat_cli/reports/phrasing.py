@@ -34,6 +34,8 @@ BASES = {
 _LONGEST_NAME = 40
 _LARGEST_SHOWN = 3
 # Below this ratio of the plain peak to the largest working set, a plan can save next to nothing.
+# Workspace below this part of the peak is not worth a note.
+_HARDLY = 50
 _LITTLE_ROOM = 1.05
 # Shorter calls do not report their time: a plan may take a while, a look at a graph should not.
 _LONG_SECONDS = 10
@@ -331,6 +333,21 @@ def notes_on_outputs(peak_bytes: int, let_go_bytes: int) -> list[str]:
     if let_go_bytes >= peak_bytes:
         return []
     return [f"eager peaks at {format_bytes(let_go_bytes)} if the loss alone is held in the backward pass, no output"]
+
+
+def notes_on_workspace(peak_bytes: int, workspace_bytes: int) -> list[str]:
+    """Return the note on workspace that eager's peak counts and a plan's does not; none if it hardly matters.
+
+    Args:
+        peak_bytes: eager's peak.
+        workspace_bytes: workspace of the kernel that runs there; 0 if a plan's peak counts it.
+    """
+    if workspace_bytes * _HARDLY < peak_bytes:
+        return []
+    return [
+        f"eager's peak counts {format_bytes(workspace_bytes)} of its kernel's workspace; a plan's peak counts "
+        "workspace with --measurements FILE of 'remat measure'"
+    ]
 
 
 def time_spent(seconds: Mapping[str, float], long_seconds: float = _LONG_SECONDS) -> str:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph, Phase
-from remat_cli.core.schedule import Schedule
+from remat_cli.core.schedule import Compute, Schedule
 from remat_cli.core.simulate import Trace, simulate
+from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.formats.functions import names_function
 from remat_cli.prepare import Prepared, prepare_reading
@@ -56,6 +57,14 @@ class EagerReplay:
     def peak_bytes(self) -> int:
         """The peak without a plan."""
         return self.trace.peak_bytes
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """Workspace at the peak that the captured step's peaks do not count: that of ops that were not measured."""
+        if self.prepared.options.measurements is not None:
+            return 0
+        step = self.schedule.steps[self.trace.peak_step]
+        return self.graph.op[step.op].workspace_bytes if isinstance(step, Compute) else 0
 
     @cached_property
     def let_go_bytes(self) -> int:
@@ -99,26 +108,38 @@ def eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
     return _run(path, options, outputs_held=True)
 
 
-def eager_peak_of(path: Path, options: GraphOptions) -> int | None:
-    """Return eager's peak in bytes; None where there is no eager run, or it fails on tensors without data.
+def known_eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
+    """Return the eager run of a step; None where there is none, or it fails on tensors without data.
 
     Raises:
         UsageError: as `eager_run`.
     """
     try:
-        run = eager_run(path, options)
+        return eager_run(path, options)
     except GraphError:  # the capture tells why, or succeeds
         return None
+
+
+def eager_peak_of(path: Path, options: GraphOptions) -> int | None:
+    """Return eager's peak in bytes; None as `known_eager_run`.
+
+    Raises:
+        UsageError: as `eager_run`.
+    """
+    run = known_eager_run(path, options)
     return None if run is None else run.peak_bytes
 
 
 def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerReplay:
     from remat_cli.pytorch.capture.eager import run_eagerly
     from remat_cli.pytorch.capture.reader import name_of_graph
+    from remat_cli.pytorch.memory.workspace import kernel_workspace
 
     step = run_eagerly(str(path), options, accumulate=options.accumulate, outputs_held=outputs_held)
     # The gradients from before are in the step; what is measured or split is known of the captured step.
-    alone = replace(options, accumulate=False, measurements=None, parts={}, strict=False)
-    prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone)
+    cost_model = None if options.cost_model == "measured" else options.cost_model
+    alone = replace(options, accumulate=False, measurements=None, cost_model=cost_model, parts={}, strict=False)
+    workspace = Measurements({}, kernel_workspace(step.calls_alone))
+    prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone, measured=workspace)
     trace = simulate(prepared.graph, step.schedule)
     return EagerReplay(path, step, replace(prepared, options=options), trace)

@@ -29,6 +29,7 @@ from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_o
 from remat_cli.pytorch.capture.optimizer import optimizer_name
 from remat_cli.pytorch.capture.places import current_place
 from remat_cli.pytorch.capture.reader import built_step, explaining_failure, modules_of, resident_bytes
+from remat_cli.pytorch.capture.recurrent import reserve_bytes
 from remat_cli.pytorch.capture.step import Step, losses_in
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.unstable import pytree
@@ -37,8 +38,41 @@ from remat_cli.pytorch.unstable.masks import packing_looked_for
 from remat_cli.pytorch.unstable.ops import schema_of
 from remat_cli.pytorch.unstable.tensors import storage_key, version_of
 
+# Losses whose kernels on the CPU return the mean or the sum in the storage of all terms.
+_LOSSES_IN_MEMORY_OF_TERMS = (
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+)
 # Calls whose results a checkpoint saves: turns within the module's forward pass by function, as `EagerOp.overload`.
 Saved = Mapping[str, Collection[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Shape, strides and element type of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A call that can be repeated alone: it needs neither data nor indices.
+
+    Attributes:
+        function: function of torch.
+        args: positional arguments; each tensor's layout in its place.
+        kwargs: keyword arguments, as `args`.
+        kind: the same for calls with the same workspace.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +163,7 @@ class EagerStep:
         optimizer: name of the optimizer; None where there is none.
         counts_state: its state is among the resident bytes.
         parameters: parameters with a gradient.
+        calls_alone: calls on the CPU that can be repeated alone, by the op's name.
     """
 
     ops: tuple[EagerOp, ...]
@@ -143,6 +178,7 @@ class EagerStep:
     optimizer: str | None
     counts_state: bool
     parameters: tuple[Operand, ...]
+    calls_alone: Mapping[str, KernelCall]
 
     def reading(self, name: str) -> Reading:
         """Return the step as a graph with rerun ops as ops of their own."""
@@ -377,6 +413,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open: list[tuple[str, str, int, tuple[str, ...], Mapping[str, int]]] = []
         self._calls: list[ModuleCall] = []
         self._kept: list[_Ended] = []
+        self._calls_alone: dict[str, KernelCall] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -404,6 +441,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         makes = tuple(
             self._born(tensor, f"{name}:{place}" if place else name) for place, tensor in enumerate(new.values())
         )
+        if (size := _bytes_with_data(func, given, results)) is not None:
+            self._bytes[makes[-1]] = size
+        if (call := self._call_alone(func, args, kwargs, given)) is not None:
+            self._calls_alone[name] = call
         operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
         written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
         overload, is_random = str(func), draws_with(func, named_arguments(func, args, kwargs))
@@ -411,6 +452,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         source = current_place() if self.phase is Phase.FORWARD else None
         op = EagerOp(name, operator, reads, makes, written, self.phase, self._again, overload, turn, is_random, source)
         self._ops.append(op)
+
+    def _call_alone(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[torch.Tensor]
+    ) -> KernelCall | None:
+        """Return a call that needs neither data nor indices; None for others.
+
+        The reserve of a recurrent layer, which has no bytes without data, gets those of a run.
+        """
+        is_recurrent = func is torch.ops.aten.mkldnn_rnn_layer_backward.default
+        if func.namespace != "aten" or not given or any(tensor.device.type != "cpu" for tensor in given):
+            return None
+        if not is_recurrent and any(not tensor.is_floating_point() and tensor.dtype != torch.bool for tensor in given):
+            return None
+
+        def layout(tensor: torch.Tensor) -> TensorLayout:
+            if tensor.dtype == torch.uint8:
+                return TensorLayout((self._bytes[self._name(tensor)],), (1,), torch.uint8)
+            return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+        laid_out = pytree.tree_map_only(torch.Tensor, layout, (args, dict(kwargs)))
+        return KernelCall(func, laid_out[0], laid_out[1], kind=f"{func}{laid_out}")
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor's memory.
@@ -584,7 +646,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             optimizer=optimizer_name(step.optimizer),
             counts_state=not isinstance(step.optimizer, str),
             parameters=tuple(_operand(tensor) for tensor in trained if isinstance(tensor, nn.Parameter)),
+            calls_alone=self._calls_alone,
         )
+
+
+def _bytes_with_data(func: Any, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> int | None:
+    """Return the bytes of the last result's storage where those of a tensor without data are wrong; else None."""
+    if func is torch.ops.aten.mkldnn_rnn_layer.default:
+        return reserve_bytes(given[0], given[1:5], given[5:])
+    if func in _LOSSES_IN_MEMORY_OF_TERMS and not results[-1].dim() and results[-1].device.type == "cpu":
+        return max(tensor.numel() for tensor in given) * results[-1].element_size()
+    return None
 
 
 def _resident_bytes(step: Step, known: set[int]) -> int:

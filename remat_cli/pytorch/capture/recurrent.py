@@ -389,6 +389,21 @@ def saved_by(form: LayerForm) -> _Saved:
     return _Saved(_aligned(size), whole.results, whole.read)
 
 
+def reserve_bytes(x: torch.Tensor, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> int:
+    """Return the bytes that oneDNN's LSTM saves besides operands and results.
+
+    Args:
+        x: input of the layer in one direction, [steps, batch, features].
+        weights: its weights and biases.
+        states: its states before the first step, [batch, width].
+    """
+    values = (x, *(state[None] for state in states), *weights)
+    layouts = tuple((value.dtype, tuple(value.shape)) for value in values)
+    form = LayerForm("lstm", x.device, layouts, len(states), biases=True, bidirectional=False)
+    # Of a layer's states, which are parts of larger tensors, copies are saved.
+    return saved_by(form).bytes - sum(state.numel() * state.element_size() for state in states)
+
+
 def _tried(form: LayerForm) -> _Saved:
     values = tuple(torch.zeros(shape, dtype=dtype, device=form.device) for dtype, shape in form.layouts)
     saving = _Saving(values)

@@ -24,7 +24,15 @@ from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.convert import signature, written
 from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import Joint, JointOp
-from remat_cli.pytorch.capture.ops import IN_PLACE, arguments, is_between_ranks, nodes_in, numbered, short_name
+from remat_cli.pytorch.capture.ops import (
+    IN_PLACE,
+    arguments,
+    is_between_ranks,
+    nodes_in,
+    numbered,
+    short_name,
+    tensors_of,
+)
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.memory.memory import allocations_of, peak_of, time_of
 from remat_cli.pytorch.unstable import pytree
@@ -105,14 +113,26 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
 
     Ops that do not run are left out.
     """
+    calls = {kind: partial(_call, op.node, drawn=False) for kind, op in new.items() if op.node is not None}
+    return {kind: max(0, taken - _new_bytes(new[kind])) for kind, taken in _peaks_of(calls, device).items()}
+
+
+def _peaks_of(calls: Mapping[str, Callable[[], Callable[[], object]]], device: str) -> dict[str, int]:
+    """Run each call once; return the bytes that it takes at its peak.
+
+    Calls that fail are left out.
+
+    Args:
+        calls: functions that make the operands and return the call.
+        device: kind of device to run on.
+    """
     runs: dict[str, tuple[int, int]] = {}
     peaks: dict[str, int] = {}
 
     def run_all() -> None:
-        for kind, op in new.items():
-            assert op.node is not None
+        for kind, prepared in calls.items():
             try:
-                call = _call(op.node, drawn=False)
+                call = prepared()
                 start = time_ns()
                 if device == "cuda":
                     peaks[kind] = peak_of(call, device)
@@ -121,14 +141,14 @@ def _taken_once(new: Mapping[str, JointOp], device: str) -> dict[str, int]:
                 runs[kind] = start, time_ns()
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 reason = (str(error).splitlines() or [""])[0]
-                _log.info("op %s was not measured, as it does not run by itself: %s", op.name, reason)
+                _log.info("%s was not measured, as it does not run by itself: %s", kind, reason)
 
     if device == "cuda":
         run_all()
     else:
         allocations = allocations_of(run_all)
         peaks = {kind: allocations.peak_between(*run) - allocations.at(run[0]) for kind, run in runs.items()}
-    return {kind: max(0, peaks[kind] - _new_bytes(new[kind])) for kind in runs}
+    return peaks
 
 
 def _new_bytes(op: JointOp) -> int:
@@ -144,10 +164,8 @@ def _kind(node: fx.Node) -> str:
 def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) -> int:
     """Return an op's bytes besides inputs and outputs.
 
-    0 if the op does not run alone.
-
-    An op by which ranks communicate does not run, as the others would have to run it, too. The user's next random
-    numbers stay the same.
+    0 if the op does not run alone. An op by which ranks communicate does not run, as the others would have to run it,
+    too.
 
     Args:
         op: the op; it runs once.
@@ -155,21 +173,38 @@ def workspace_of(op: Callable[..., Any], args: Any, kwargs: Any, device: str) ->
         kwargs: keyword arguments.
         device: kind of device to run on.
     """
-    if is_between_ranks(op):
-        return 0
-    results: list[Any] = []
-    try:
-        with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False), torch.no_grad():
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
-            real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
-            taken = peak_of(lambda: results.append(op(*real, **named)), device)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        _log.info("%s was not measured, as it does not run by itself: %s", op, (str(error).splitlines() or [""])[0])
-        return 0
-    given = {storage_key(tensor) for tensor in drawn.values()}
-    new = {storage_key(tensor): tensor for tensor in pytree.tree_leaves(results) if isinstance(tensor, torch.Tensor)}
-    return max(0, taken - sum(new[key].untyped_storage().nbytes() for key in new.keys() - given))
+    return 0 if is_between_ranks(op) else workspaces_of({str(op): (op, args, kwargs)}, device)[str(op)]
+
+
+def workspaces_of(calls: Mapping[str, tuple[Callable[..., Any], Any, Any]], device: str) -> dict[str, int]:
+    """Return the bytes of several calls besides inputs and outputs.
+
+    0 for a call that does not run alone. The user's next random numbers stay the same.
+
+    Args:
+        calls: op, positional and keyword arguments by the kind of call, as for `workspace_of`.
+        device: kind of device to run on.
+    """
+    new_bytes: dict[str, int] = {}
+
+    def prepared(kind: str) -> Callable[[], object]:
+        op, args, kwargs = calls[kind]
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        drawn = {leaf: drawn_like(leaf, 1, drawn=False, device=device) for leaf in tensors}
+        real, named = pytree.tree_map_only(torch.Tensor, drawn.__getitem__, (args, kwargs))
+        given = {storage_key(tensor) for tensor in drawn.values()}
+
+        def call() -> object:
+            results = op(*real, **named)
+            new = {storage_key(tensor): tensor for tensor in tensors_of(results)}
+            new_bytes[kind] = sum(new[key].untyped_storage().nbytes() for key in new.keys() - given)
+            return results
+
+        return call
+
+    with torch.random.fork_rng(), without_modes(), torch.autocast(device, enabled=False), torch.no_grad():
+        peaks = _peaks_of({kind: partial(prepared, kind) for kind in calls}, device)
+    return {kind: max(0, peaks[kind] - new_bytes[kind]) if kind in peaks else 0 for kind in calls}
 
 
 def _time_once(node: fx.Node | None, device: str) -> int:

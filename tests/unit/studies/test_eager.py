@@ -22,7 +22,7 @@ from remat_cli.studies.eager import EagerReplay, eager_run
 from tests.torch_steps import Block
 
 WIDTH, WORDS, LENGTH, BATCH = 32, 300, 32, 4
-# Kernels' own memory, and the generator's states that checkpoints keep, are not predicted.
+# The generator's states that checkpoints keep are not predicted.
 TOLERANCE = 0.03
 
 
@@ -69,6 +69,30 @@ class Heads(nn.Module):
         return self.one(features), self.other(features)
 
 
+class Images(nn.Module):
+    """A step with large kernels' workspace: oneDNN reorders images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.norm(self.down(x)).relu(), 2)
+        result: torch.Tensor = self.up(F.interpolate(x, scale_factor=2, mode="bilinear"))
+        return result
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x)[0]
+        return result
+
+
 def tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, WORDS, (BATCH, LENGTH)), torch.randint(0, WORDS, (BATCH, LENGTH))
 
@@ -109,6 +133,31 @@ def checkpoints() -> Any:
 
 def heads() -> Any:
     return Heads(), torch.randn(128, WIDTH)
+
+
+def images() -> Any:
+    return Images(), torch.randn(4, 3, 16, 16)
+
+
+def many_images() -> Any:
+    """So many that their kernels are run on fewer."""
+    return Images(), torch.randn(50, 3, 96, 96)
+
+
+def recurrent() -> Any:
+    return Recurrent(), torch.randn(BATCH, 50, WIDTH)
+
+
+def losses() -> Any:
+    """Their kernels return one number in the storage of all terms."""
+    linear = nn.Linear(WIDTH, WIDTH)
+
+    def step(x: torch.Tensor) -> Any:
+        result = linear(x)
+        several = (F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.huber_loss, F.l1_loss)
+        return sum(loss(result, x) for loss in several) + F.binary_cross_entropy(result.sigmoid(), x.sigmoid())
+
+    return step, torch.randn(128, WIDTH)
 
 
 def two_models() -> Any:
@@ -187,6 +236,18 @@ def test_peak_is_that_of_a_loop_which_holds_what_the_model_returns(build: Callab
     assert peak == pytest.approx(measured(build), rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("build", [images, losses, heads, logits], ids=lambda f: f.__name__)
+def test_peak_is_exact_with_the_workspace_of_kernels(build: Callable[[], Any]) -> None:
+    run = predicted(build)
+    assert run.peak_bytes - run.graph.fixed_bytes == measured(build)
+
+
+@pytest.mark.parametrize("build", [many_images, recurrent], ids=lambda f: f.__name__)
+def test_peak_with_the_workspace_of_fewer_images_or_a_flat_reserve(build: Callable[[], Any]) -> None:
+    run = predicted(build)
+    assert run.peak_bytes - run.graph.fixed_bytes == pytest.approx(measured(build), rel=0.001)
+
+
 def test_gradients_of_an_earlier_step_are_there_before_also_of_a_model_that_no_argument_names() -> None:
     without, run = predicted(two_models), predicted(two_models, accumulate=True)
     gradients = sum(4 * parameter.numel() for parameter in Words(depth=1).parameters())
@@ -222,3 +283,8 @@ def test_a_file_a_fused_step_and_ranks_have_no_eager_run() -> None:
     assert eager_run(Path("model.onnx"), GraphOptions()) is None
     assert eager_run(Path(f"{__name__}:heads"), GraphOptions(fused=True)) is None
     assert eager_run(Path(f"{__name__}:heads"), GraphOptions(ranks=2)) is None
+
+
+def test_workspace_that_a_plan_does_not_count_has_its_own_figure() -> None:
+    assert predicted(images).uncounted_bytes > predicted(images).peak_bytes / 10
+    assert predicted(logits).uncounted_bytes == 0
