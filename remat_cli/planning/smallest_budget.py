@@ -121,10 +121,13 @@ class _Search:
         self.fruitless = 0  # refusals in a row that came no closer than `found`
         self.is_right_below = False  # whether the last budget was right below `found`
         self.cut_short = False  # whether the time limit ended a refusal
+        self.asked: set[int] = set()  # budgets at which a plan was asked for
         self.refusal: Solution
 
     def run(self) -> None:
         self.bisect()
+        if self.found is not None and self.cut_short and self.lowers_at_shares():
+            self.narrow()
         if self.found is not None and self.has_proven:
             self.raise_proof()
         if self.found is not None and self.ended_early:
@@ -148,6 +151,27 @@ class _Search:
             self.ask(closest)
         if self.found is None:
             self.ask(self.plain.budget.device_bytes)
+        self.narrow()
+
+    def lowers_at_shares(self) -> bool:
+        """Repeat plain requests below the found budget; return whether one has a plan.
+
+        A refusal by the clock says nothing of smaller budgets: on a busy machine, a request for one may have a plan.
+        All tenths of the plain peak are asked for, the smallest first, up to the found budget.
+        """
+        floor, found_bytes = self.floor, self.found_bytes
+        self.floor, self.fruitless = self.proven, 0
+        for tenth in range(1, 10):
+            budget = self.plain.budget.device_bytes * tenth // 10
+            if self.proven <= budget < self.found_bytes and budget not in self.asked:
+                self.ask(budget)
+        if self.found_bytes < found_bytes:
+            return True
+        self.floor = floor
+        return False
+
+    def narrow(self) -> None:
+        """Ask below the found budget until the planner has no plan."""
         while self.goes_on:
             known, peak = self.found, self.found_peak()
             below = peak if self.floor <= peak < self.found_bytes else self.next_budget()
@@ -211,6 +235,7 @@ class _Search:
             first: class of the observer that stops the planner.
         """
         self.observe.phase(f"trying {format_bytes(budget)}")
+        self.asked.add(budget)
         observe = first(baseline_of(self.plain.graph).time, self.observe, self.max_overhead)
         began = monotonic()
         solution = solve(replace(self.plain, budget=Budget(budget)), self.planner, observe)

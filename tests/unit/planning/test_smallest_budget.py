@@ -329,3 +329,29 @@ def test_a_search_that_the_time_limit_cut_short_says_so(refusal: Status, cut_sho
         is cut_short
     )
     assert not smallest_budget(GRAPH, Threshold(4, refusal)).cut_short
+
+
+@dataclass(frozen=True)
+class RunsOutOfTimeAbove(RunsOutOfTime):
+    """Has plans from 4,000 to 4,200 bytes, and from `least` on; the clock cuts requests between."""
+
+    def plan(self, problem: Problem, observe: Observer) -> PlanResult:
+        budget = problem.budget.device_bytes
+        self.asked.append(budget)
+        if budget >= self.least:
+            return PlanResult(Status.FEASIBLE, schedule=plain_run(problem.graph))
+        if 4000 <= budget <= 4200:
+            return PlanResult(Status.FEASIBLE, schedule=RECOMPUTING)
+        return PlanResult(Status.UNKNOWN)
+
+
+def test_min_is_never_above_a_tenth_at_which_a_plain_request_has_a_plan() -> None:
+    graph = training_chain(4, size=1000)
+    planner = RunsOutOfTimeAbove(5000, Status.UNKNOWN)
+    request = asking(planner, budget=BudgetSpec(share=Fraction(8, 10)))
+    assert plan(prepared(graph), request).budget_bytes == 4000
+    planner.asked.clear()
+    search = smallest_budget(graph, planner)
+    assert search.found_bytes == 4000
+    assert len(planner.asked) == len(set(planner.asked))
+    assert smallest_budget(graph, replace(planner, time_limit=60.0)).found_bytes == 5000, "without it, it is not found"
