@@ -19,7 +19,7 @@ from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.formats.source import Source
 from remat_cli.pytorch import capture
@@ -76,7 +76,7 @@ class GraphOrigin:
         path, options = self.path, self.options
         if (fault := why_not_in_parts(path, options)) is not None:
             raise fault
-        read_in_parts = capture.in_parts(path, options) if names_function(path) else None
+        read_in_parts = capture.in_parts(path, options) if names_step(path) else None
 
         def prepared(cuts: Mapping[str, Split]) -> Prepared:
             within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
@@ -161,7 +161,7 @@ def read(path: Path, options: GraphOptions) -> Reading:
         UsageError: the options do not fit what is read, or torch is missing.
     """
     options.check()
-    return capture.read(path, options) if names_function(path) else read_graph(path, options)
+    return capture.read(path, options) if names_step(path) else read_graph(path, options)
 
 
 def prepare(path: Path, options: GraphOptions, *, derive_training: bool = True, split: bool = False) -> Prepared:
@@ -201,7 +201,7 @@ def prepare_in_parts(path: Path, options: GraphOptions) -> PreparedWith:
 
 def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
     """Return the reason why `prepare_in_parts` refuses; None where it does not."""
-    if not names_function(path) and not can_split(Source(path), options):
+    if not names_step(path) and not can_split(Source(path), options):
         return UsageError(
             f"{path} is no PyTorch step, and split takes ONNX models for inference alone",
             hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),

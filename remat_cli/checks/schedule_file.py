@@ -18,9 +18,9 @@ from remat_cli.core.problem import Basis, Scope, Status
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import baseline_of, bytes_of_budget, share_over
 from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError, UsageError
+from remat_cli.formats import has_fixed_sizes
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import ScheduleFile
-from remat_cli.formats.source import Source
 from remat_cli.planners import PLANNERS
 from remat_cli.planning.given import MAKERS
 from remat_cli.prepare import Prepared, link_of, prepare
@@ -93,7 +93,7 @@ def replay(graph: Path, said: Said, file: ScheduleFile, schedule: Path) -> tuple
 
 def _read_as_planned(graph: Path, said: Said, file: ScheduleFile) -> Prepared:
     planned, options = as_planned(said, file), GraphOptions.of(said)
-    if graph.is_file() and Source(graph).is_json:
+    if graph.is_file() and has_fixed_sizes(graph):
         # The output of `remat convert` is the planned graph itself: costs and devices would be applied twice.
         link = {name: getattr(planned, name) for name in _OF_LINK}
         as_it_is = prepare(graph, replace(options, mode=planned.mode, **link))

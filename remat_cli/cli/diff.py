@@ -62,8 +62,8 @@ def _beside_recording(graph: Path, snapshot: Path, options: GraphOptions, stream
             f"{graph} is a recorded snapshot, and there is no graph before it",
             hint="name what was recorded first: remat diff train.py:step snapshot.pickle",
         )
-    from remat_cli.formats.functions import names_function
     from remat_cli.formats.memory_snapshot import read_history
+    from remat_cli.formats.model_config import names_step
     from remat_cli.pytorch.capture import check_installed
     from remat_cli.reports.terminal.reality import reality_report, reality_summary
     from remat_cli.studies.recorded import Reality, predict_eager, predict_plain
@@ -71,7 +71,7 @@ def _beside_recording(graph: Path, snapshot: Path, options: GraphOptions, stream
     history = read_history(snapshot)
     with streams.progress() as observe:
         observe.phase("predicting the step")
-        if names_function(graph):
+        if names_step(graph):
             check_installed()
             prediction = predict_eager(graph, options)
         else:

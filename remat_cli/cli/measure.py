@@ -14,7 +14,7 @@ from remat_cli.cli.output import Output, force_option
 from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
 from remat_cli.formats import has_fixed_sizes
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.prepare import Prepared, prepare, prepare_reading
 from remat_cli.pytorch.capture import check_installed
 from remat_cli.units import format_names, parse_duration
@@ -62,7 +62,7 @@ def command(graph: Path, output: Path, time_limit: str, as_json: bool, quiet: bo
         raise UsageError("measure makes times; --measurements and --cost-model use them", hint="leave them out")
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
     with streams.progress() as observe:
-        if names_function(graph):
+        if names_step(graph):
             prepared, measured = _of_step(graph, options, observe)
         else:
             prepared, measured = _of_model(graph, options, parse_duration(time_limit), observe)

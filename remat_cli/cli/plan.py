@@ -163,10 +163,10 @@ def _why_uncompiled(planning: Planning) -> str:
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:
-    from remat_cli.formats.functions import names_function
+    from remat_cli.formats.model_config import names_step
     from remat_cli.pytorch.capture import check_installed
 
-    if names_function(graph):
+    if names_step(graph):
         check_installed()
     from remat_cli.pytorch.checkpoints import plan_checkpoints
     from remat_cli.reports.terminal.checkpoints import checkpoints_report
@@ -180,10 +180,10 @@ def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams
 
 
 def _as_policy(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:
-    from remat_cli.formats.functions import names_function
+    from remat_cli.formats.model_config import names_step
     from remat_cli.pytorch.capture import check_installed
 
-    if names_function(graph):
+    if names_step(graph):
         check_installed()
     from remat_cli.pytorch.checkpoints import plan_policy
     from remat_cli.reports.terminal.policy import policy_report

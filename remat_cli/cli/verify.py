@@ -150,12 +150,12 @@ def _execute_as_it_is(
 
     An ONNX model is for inference unless an option says otherwise.
     """
-    from remat_cli.formats.functions import names_function
+    from remat_cli.formats.model_config import names_step
     from remat_cli.prepare import prepare
     from remat_cli.reports.terminal.execution import as_it_is_report, as_it_is_summary
     from remat_cli.runtime.execution import execute_as_it_is
 
-    prepared = prepare(graph, given if names_function(graph) else replace(given, mode=given.mode or "inference"))
+    prepared = prepare(graph, given if names_step(graph) else replace(given, mode=given.mode or "inference"))
     with streams.progress() as observe:
         execution = execute_as_it_is(graph, prepared, fed=fed, seed=seed, time_limit=time_limit, observe=observe)
     streams.report(lambda: as_it_is_report(prepared, execution), lambda: as_it_is_summary(prepared, execution))

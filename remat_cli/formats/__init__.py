@@ -13,6 +13,7 @@ from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import native, node_link, onnx
 from remat_cli.formats.functions import names_function
 from remat_cli.formats.garbage import no_search_for_garbage
+from remat_cli.formats.model_config import names_step, refuse_options_of_configs
 from remat_cli.formats.reader import ALL_OTHER_DIMS, Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
@@ -66,6 +67,8 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
             (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
             hint="name a function, such as train.py:step",
         )
+    if options is not None:
+        refuse_options_of_configs(path, options)
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
@@ -77,7 +80,8 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
         raise GraphError(f"{path} is a schedule, not a graph", hint="name the graph that it was made for")
     raise GraphError(
         f"{path}: the JSON in it is no graph",
-        hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}',
+        hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}, '
+        'and the config of a model has a "model_type"',
     )
 
 
@@ -120,7 +124,7 @@ def has_fixed_sizes(path: Path) -> bool:
     Raises:
         GraphError: the file cannot be read.
     """
-    return not names_function(path) and Source(path).is_json
+    return not names_step(path) and Source(path).is_json
 
 
 def portable_bytes(path: Path) -> bytes:

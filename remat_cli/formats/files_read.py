@@ -7,6 +7,7 @@ from pathlib import Path
 
 from remat_cli.errors import GraphError
 from remat_cli.formats.functions import file_of
+from remat_cli.formats.model_config import config_file
 from remat_cli.formats.source import Source
 
 # The key of a reference in an ONNX file: without it, the file is not parsed.
@@ -16,10 +17,11 @@ _REFERENCE = b"location"
 def files_read(path: Path) -> tuple[Path, ...]:
     """Return the files that `path` stands for.
 
-    FILE.py:NAME and package.module:NAME are in one file; an ONNX model refers to its external data. Other files stand
-    for themselves. A file that cannot be parsed does, too: reading it will say what is wrong.
+    FILE.py:NAME and package.module:NAME are in one file, a folder stands for the config in it; an ONNX model refers to
+    its external data. Other files stand for themselves. A file that cannot be parsed does, too: reading it will say
+    what is wrong.
     """
-    file = file_of(path)
+    file = config_file(file_of(path))
     if not isfile(file):
         return (file,)
     source = Source(file)

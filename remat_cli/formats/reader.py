@@ -71,6 +71,14 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(part) for part in parts)
 
 
+def _lora(text: str) -> str:
+    """Parse rank and modules of adapters, such as 16 or 16:q_proj,v_proj."""
+    rank, colon, modules = text.partition(":")
+    if not rank.isdecimal() or len(rank) > 6 or int(rank) == 0 or (colon and not all(modules.split(","))):
+        raise UsageError(f"{text!r} is not understood", hint="write it like 16 or 16:q_proj,v_proj")
+    return text
+
+
 def _cut(text: str) -> tuple[str, str]:
     name, equals, cut = text.partition("=")
     if not equals or not name:
@@ -98,6 +106,11 @@ class ReadOptions(Settings):
         parts: number of parts of the region around an op of a PyTorch step, or of an ONNX model for inference, by the
             name of the op.
         fused: whether a PyTorch step is captured with the small ops that inductor fuses into kernels.
+        dtype: element type of a model that is built from its config; by default the config's.
+        lora: rank of the adapters that are trained instead of a config's model, and after a colon the modules that have
+            one, by default those that peft takes.
+        attention: implementation of a config's attention; by default the one that transformers takes.
+        checkpointing: whether each block of a config's model runs again in the backward pass.
         strict: whether an estimate (an unknown op, a guessed size) is an error.
     """
 
@@ -139,6 +152,16 @@ class ReadOptions(Settings):
         dict, "Run the region around an op in parts. Repeatable.", metavar="OP=N", parse=_cut
     )
     fused: bool = setting(False, "Plan a PyTorch step for the kernels of torch.compile.")
+    dtype: str | None = setting(
+        None,
+        "Element type of a model from its config. [default: the config's]",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    lora: str | int | None = setting(
+        None, "Train LoRA adapters of this rank on a config's model.", metavar="R[:MODULES]", parse=_lora
+    )
+    attention: str | None = setting(None, "Implementation of attention in a config's model.", choices=("sdpa", "eager"))
+    checkpointing: bool = setting(False, "Run each block of a config's model again in the backward pass.")
     strict: bool = setting(False, "Make every estimate an error.", changes_graph=False)
 
     @property

@@ -15,7 +15,7 @@ from remat_cli.core.graph import Graph, Kind
 from remat_cli.core.problem import Basis, Bound, Scope, Status
 from remat_cli.core.schedule import Offload
 from remat_cli.core.solve import Activations, Solution, activations_of
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.planning import SmallestBudget
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import clean, shorten
@@ -269,7 +269,7 @@ def next_steps(
 
 def _untried(solution: Solution, graph_file: Path) -> list[str]:
     needed = solution.working_set
-    if not names_function(graph_file) or needed.op is None or solution.problem.budget.device_bytes >= needed.bytes:
+    if not names_step(graph_file) or needed.op is None or solution.problem.budget.device_bytes >= needed.bytes:
         return []
     op = shorten(needed.op, _LONGEST_NAME)
     return [f"Not tried: --split runs the region around {op} in parts, which take less. Last digits differ then."]
@@ -294,7 +294,7 @@ def _uses(
     shown = f"`remat report {files} -o report.html` shows " + (
         "which ops are run again, and when." if repeats else "when each op runs."
     )
-    if names_function(graph_file):
+    if names_step(graph_file):
         plan = clean(repr(str(schedule_file))) + (", fused=True" if fused else "")
         return [shown, f"To train by it: `from remat_cli.torch import planned`, then `model = planned(model, {plan})`."]
     if solution.problem.graph.kind is Kind.TRAINING:

@@ -13,7 +13,7 @@ from remat_cli.core.link import Link
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.prepare import Prepared, prepare
 from remat_cli.pytorch.capture import check_installed
 from remat_cli.settings import Setting
@@ -39,7 +39,7 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
             (Setting("ranks", options.ranks), ": a plan for sharded parameters is simulated; nothing here runs it yet"),
             hint="verify it without --execute; or plan without ranks",
         )
-    if names_function(path):
+    if names_step(path):
         check_installed()
         return
     from remat_cli.runtime.onnx.apply import check_can_apply
@@ -65,7 +65,7 @@ def execute_as_it_is(
     schedule = plain_run(prepared.graph)
     options = replace(prepared.options, mode=prepared.mode)
     check_can_execute(path, options, schedule)
-    if names_function(path):
+    if names_step(path):
         _check_draws(path, fed)
         step = execute_plan(path, options, prepared.graph, schedule, link=prepared.link, seed=seed, observe=observe)
         assert step.runtime == "torch"
@@ -118,20 +118,17 @@ def execute_plan(
     Raises:
         RematError: the model or step cannot be run.
     """
-    if names_function(path):
+    if names_step(path):
         from remat_cli.pytorch.run.execution import execute_step
 
         _check_draws(path, fed)
 
         return execute_step(
             str(path),
-            options.dims,
+            options,
             graph,
             schedule,
             link=link,
-            accumulate=options.accumulate,
-            cuts=options.cuts,
-            fused=options.fused,
             seed=seed,
             budget_bytes=budget_bytes,
             measures=options.measurements is None,

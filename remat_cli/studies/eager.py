@@ -18,7 +18,7 @@ from remat_cli.core.schedule import Compute, Schedule
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.prepare import Prepared, prepare_reading
 from remat_cli.pytorch.capture import check_installed
 from remat_cli.training import KeptOfModule
@@ -102,7 +102,7 @@ def eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
         UsageError: there is no such function, it does not take the dims, or torch is missing.
         GraphError: it is no training step, or fails on tensors without data.
     """
-    if not names_function(path) or options.fused or options.ranks is not None:
+    if not names_step(path) or options.fused or options.ranks is not None:
         return None
     check_installed()
     return _run(path, options, outputs_held=True)

@@ -14,8 +14,9 @@ import torch
 from torch import fx, nn
 
 from remat_cli.errors import GraphError, RematError, UsageError
-from remat_cli.formats.functions import checked_dims, load_function, parts
+from remat_cli.formats.functions import checked_dims, names_function, parts
 from remat_cli.formats.garbage import no_search_for_garbage
+from remat_cli.formats.model_config import read_config
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.pytorch.capture.blocks import read_by_few
 from remat_cli.pytorch.capture.capture_errors import explained
@@ -27,6 +28,7 @@ from remat_cli.pytorch.capture.convert import (
     trained_parameters,
     with_signatures,
 )
+from remat_cli.pytorch.capture.from_config import load_step, notes_on_step
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, Foresee, Trace, check_supported, compiled, seen_by
 from remat_cli.pytorch.capture.optimizer import checked_optimizer, optimizer_name, optimizer_state_bytes
@@ -46,6 +48,10 @@ _NO_DATA = (
 )
 
 
+_OF_CONFIG = (
+    "does transformers build and run this model? Where it needs other inputs, write a function that returns both, and "
+    "name it: train.py:step"
+)
 _FUSED = (
     "ops are those that inductor fuses into kernels: what these take in memory is known once they are compiled "
     "(verify --execute)"
@@ -97,7 +103,9 @@ class TakenStep:
 
 
 def name_of_graph(reference: str) -> str:
-    """Return the name of a step's graph: file or module, and function."""
+    """Return the name of a step's graph: file or module, and function; or the head of a config."""
+    if not names_function(Path(reference)):
+        return read_config(Path(reference)).name
     where, name = parts(reference)
     return f"{Path(where).stem if where.endswith('.py') else where}.{name}"
 
@@ -170,7 +178,7 @@ def take_step(reference: str, options: ReadOptions) -> TakenStep:
     """Have torch capture a training step, without weights and without memory for its tensors.
 
     Args:
-        reference: FILE.py:NAME or package.module:NAME.
+        reference: FILE.py:NAME, package.module:NAME, or a model's config.
         options: its dims are the function's keyword arguments.
 
     Raises:
@@ -199,7 +207,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
                 (Setting(name), f" has no meaning for {reference}"),
                 hint=("its sizes come from its dims: ", Setting("dims", {"NAME": "N"})),
             )
-    function = load_function(reference)
+    function = load_step(reference, options)
     dims = checked_dims(function, reference, options.dims)
     weightless = Weightless()
     with weightless, explaining_failure(reference):
@@ -207,6 +215,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
     if step.optimizer is not None:
         step = replace(step, optimizer=checked_optimizer(step.optimizer))
     device, notes = _device(weightless.device_type)
+    notes.extend(notes_on_step(reference, step))
     if options.fused:
         notes.append(_FUSED)
     return step, device, tuple(notes)
@@ -232,7 +241,8 @@ def explaining_failure(reference: str) -> Iterator[None]:
         place = last_place("".join(format_tb(error.__traceback__)))
         at = f" at {place}" if place else ""
         text = str(error).splitlines()[0] if str(error) else ""
-        hint = _NO_DATA if "meta" in str(error) else "does the function run by itself?"
+        runs = "does the function run by itself?" if names_function(Path(reference)) else _OF_CONFIG
+        hint = _NO_DATA if "meta" in str(error) else runs
         raise GraphError(f"{reference} failed{at}: {type(error).__name__}: {text}", hint=hint) from error
 
 

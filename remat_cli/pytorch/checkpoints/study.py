@@ -20,7 +20,7 @@ from remat_cli.core.simulate import Trace, simulate
 from remat_cli.core.solve import share_over
 from remat_cli.costs.measured import Measurements
 from remat_cli.errors import ExitCode, GraphError, UsageError
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.formats.reader import Reading
 from remat_cli.planning import Planning, Request, plan
 from remat_cli.planning.given import file_of_given
@@ -383,7 +383,7 @@ def check_asked(reference: Path, options: GraphOptions, request: Request, form: 
     Raises:
         UsageError: it is none, or something is.
     """
-    if not names_function(reference):
+    if not names_step(reference):
         raise UsageError(
             f"--as {form} wraps modules of PyTorch, and this graph has none",
             hint="name the function that makes the model: train.py:step; or leave --as out",

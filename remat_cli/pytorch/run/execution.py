@@ -15,14 +15,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import fx
 
+from remat_cli.config import GraphOptions
 from remat_cli.core.graph import BOUNDARY_TYPE, Graph
 from remat_cli.core.link import Link
 from remat_cli.core.problem import Observer
 from remat_cli.core.schedule import Compute, Schedule, plain_run
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.errors import GraphError, InvalidSchedule
-from remat_cli.formats.functions import checked_dims, load_function
+from remat_cli.formats.functions import checked_dims
 from remat_cli.pytorch.capture.capture_errors import explained
+from remat_cli.pytorch.capture.from_config import load_step
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, compiled, run_by
 from remat_cli.pytorch.capture.reader import callable_of, explaining_failure, modules_of
@@ -205,14 +207,11 @@ class StepExecution:
 
 def execute_step(
     reference: str,
-    dims: Mapping[str, int],
+    options: GraphOptions,
     graph: Graph,
     schedule: Schedule,
     *,
     link: Link | None = None,
-    accumulate: bool = False,
-    cuts: Mapping[str, Split] | None = None,
-    fused: bool = False,
     seed: int = 0,
     budget_bytes: int | None = None,
     measures: bool = False,
@@ -223,14 +222,11 @@ def execute_step(
     A Python function gives the step.
 
     Args:
-        reference: FILE.py:NAME or package.module:NAME; the function is called again, for real tensors.
-        dims: keyword arguments of the function.
+        reference: FILE.py:NAME, package.module:NAME, or a model's config; the step is built again, of real tensors.
+        options: options of reading the planned graph.
         graph: the planned graph.
         schedule: a verified schedule of the graph.
         link: link to the host; required only for schedules with transfers.
-        accumulate: gradients are there before the step.
-        cuts: what was run in parts where the graph was planned.
-        fused: run inductor's kernels, and hold them against the step under torch.compile.
         seed: of the weights, the inputs and what the step draws.
         budget_bytes: that the plan is to keep within, what is there before the step included; None: any peak will do.
         measures: run each kernel by itself to learn its workspace, which `graph` does not have.
@@ -243,12 +239,23 @@ def execute_step(
     self_test()
     observe = observe or Observer()
     observe.phase("building the model")
-    function = load_function(reference)
-    dims = checked_dims(function, reference, dims)
+    function = load_step(reference, options)
+    dims = checked_dims(function, reference, options.dims)
     torch.manual_seed(seed)
     with explaining_failure(reference):
         step = as_step(function(**dims), reference)
-    runs = StepRuns(step, reference, graph, seed, accumulate, link, measures, fused, cuts or {}, observe)
+    runs = StepRuns(
+        step,
+        reference,
+        graph,
+        seed,
+        options.accumulate,
+        link,
+        measures,
+        options.fused,
+        options.cuts,
+        observe,
+    )
     left_bytes = None if budget_bytes is None else budget_bytes - graph.fixed_bytes
     with forgetting(), explained(reference):
         return replace(runs.compare(schedule), budget_bytes=left_bytes)

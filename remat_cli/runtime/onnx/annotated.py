@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.formats.onnx.errors import onnx_faults
 from remat_cli.formats.onnx.external_data import rebase
 from remat_cli.formats.source import Source
@@ -24,7 +24,7 @@ def check_can_annotate(path: Path) -> None:
     Raises:
         UsageError: the file is no ONNX model.
     """
-    if names_function(path) or Source(path).is_json:
+    if names_step(path) or Source(path).is_json:
         raise UsageError(
             f"{path} is no ONNX model: there are no nodes to annotate",
             hint="write another form: --as html, trace, snapshot or nodes",

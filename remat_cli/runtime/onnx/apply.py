@@ -18,7 +18,7 @@ from remat_cli.config import GraphOptions
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Offload, Prefetch, Schedule, Wait
 from remat_cli.errors import UsageError
-from remat_cli.formats.functions import names_function
+from remat_cli.formats.model_config import names_step
 from remat_cli.formats.onnx.errors import one_line, onnx_faults
 from remat_cli.formats.onnx.load import FOLD_LIMIT, load_model
 from remat_cli.formats.onnx.reader import SizedModel, read_sized
@@ -46,7 +46,7 @@ def check_can_apply(path: Path, options: GraphOptions, schedule: Schedule) -> No
     Raises:
         UsageError: onnxruntime cannot run it; the message has the reason and a remedy.
     """
-    if names_function(path):
+    if names_step(path):
         raise UsageError(
             f"{path} is no ONNX model",
             hint="a PyTorch step needs no rewriting: remat_cli.torch.planned(model, schedule)",

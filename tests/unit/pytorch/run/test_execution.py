@@ -60,7 +60,7 @@ def planned_again(reference: str) -> tuple[Any, Schedule]:
 
 def executed(reference: str, observe: Observer | None = None) -> StepExecution:
     graph, schedule = planned_again(reference)
-    return execute_step(reference, {}, graph, schedule, observe=observe)
+    return execute_step(reference, GraphOptions(), graph, schedule, observe=observe)
 
 
 def test_measured_peaks_are_the_predicted_ones(execution: StepExecution) -> None:
@@ -102,7 +102,7 @@ def test_each_run_is_told_and_long_runs_are_few(reference: str, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_memory_on_the_host_does_not_count(reference: str, name: str) -> None:
     graph = prepare(Path(f"{reference}:{name}"), GraphOptions()).graph
-    execution = execute_step(f"{reference}:{name}", {}, graph, moved(graph), link=Link(Fraction(1)))
+    execution = execute_step(f"{reference}:{name}", GraphOptions(), graph, moved(graph), link=Link(Fraction(1)))
     assert execution.holds
     assert execution.plan.predicted is not None
     assert execution.plain.predicted is not None
@@ -131,7 +131,7 @@ def test_op_that_computes_something_else_is_named(reference: str, monkeypatch: p
 
     monkeypatch.setattr(execution_module, "divided", faulty)
     graph, schedule = planned_again(f"{reference}:mlp")
-    execution = execute_step(f"{reference}:mlp", {}, graph, schedule)
+    execution = execute_step(f"{reference}:mlp", GraphOptions(), graph, schedule)
     assert not execution.holds
     assert execution.changed_by == "gelu_2"
     assert "output 0" in execution.changed
@@ -158,7 +158,7 @@ def test_op_that_takes_memory_for_itself_is_named(reference: str, monkeypatch: p
 
     monkeypatch.setattr(execution_module, "divided", greedy)
     graph, schedule = planned_again(f"{reference}:mlp")
-    execution = execute_step(f"{reference}:mlp", {}, graph, schedule)
+    execution = execute_step(f"{reference}:mlp", GraphOptions(), graph, schedule)
     assert execution.changed == ()
     assert not execution.plan.agrees
     assert execution.parted_at == "addmm_3"
@@ -172,7 +172,9 @@ def test_workspace_of_kernels_is_measured_and_held_against_the_budget(reference:
     graph = prepare(Path(f"{reference}:convolution"), GraphOptions()).graph
     plain = plain_run(graph)
     budget = simulate(graph, plain).peak_bytes
-    execution = execute_step(f"{reference}:convolution", {}, graph, plain, budget_bytes=budget + 2**20, measures=True)
+    execution = execute_step(
+        f"{reference}:convolution", GraphOptions(), graph, plain, budget_bytes=budget + 2**20, measures=True
+    )
     assert execution.kernels is not None
     assert execution.kernels.took_ns > 0
     assert execution.plan.predicted == budget - graph.fixed_bytes + execution.kernels.added_bytes
@@ -190,7 +192,7 @@ def test_workspace_of_kernels_is_measured_and_held_against_the_budget(reference:
 def test_schedule_for_another_step_is_refused(reference: str) -> None:
     graph, schedule = planned_again(f"{reference}:mlp")
     with pytest.raises(GraphError, match=r"op 'addmm' .* had other inputs, shapes or constants"):
-        execute_step(f"{reference}:mlp", {"batch": 8}, graph, schedule)
+        execute_step(f"{reference}:mlp", GraphOptions(dims={"batch": 8}), graph, schedule)
 
 
 def test_results_beside_eager_beyond_rounding_are_an_error(execution: StepExecution, reference: str) -> None:
