@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from threading import Event
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,6 @@ from remat_cli.core.problem import Basis, Observer, Status
 from remat_cli.machine.system_limits import can_start_threads
 from remat_cli.planners.shared.limits import Limits
 
-if TYPE_CHECKING:
-    from remat_cli.allocation.exact import ExactSearches
-    from remat_cli.allocation.promoted_fit import PromotedFits
-
 Ints = NDArray[np.int64]
 
 # Largest product of states, buffers and sections for skylines: their arrays have as many entries.
@@ -38,20 +33,16 @@ _MOST_FOR_BEAMS = 8_000_000
 _MOST_FOR_SOLVER = 5_000
 _WIDEST = 256
 # Work is about seconds of a usual core: of each search in the first round, and in the first round with a solver; of the
-# solver and of first fits for each second of the others; one second of the solver's deterministic time; of a level of a
+# solver for each second of the others; one second of the solver's deterministic time; of a level of a
 # beam, and in addition of each state, buffer and section.
 _FIRST_ROUND = 0.25
 _FIRST_WITH_SOLVER = 1.0
 _OF_SOLVER = 2.0
-_OF_FITS = 0.5
 _SOLVER_UNIT = 0.1
 _WORK_OF_LEVEL = 6e-4
 _WORK_OF_ENTRY = 9e-9
 # Rules that choose the first of the lowest sections to fill.
 _CORNERS = ("first", "tight", "few")
-# Time limits up to which a search does not wait for the compilation of first fits, or of the exact search. A usual core
-# takes a fourth, or half, of these seconds.
-_SECONDS_FOR_FITS, _SECONDS_FOR_EXACT = 5.0, 15.0
 # Heights between bound and best that differ by more than this share of the bound are searched first.
 _TOLERANCE = 1 / 2000
 
@@ -68,6 +59,7 @@ class Allocation:
         basis: basis of the bound, or of the proof that none fits.
         interrupted: the user stopped the search.
         closest_bytes: size of the smallest arena found, if above the capacity.
+        note: without a proof: for people, which search was left out.
     """
 
     status: Status
@@ -77,6 +69,7 @@ class Allocation:
     basis: Basis = Basis.COUNTED
     interrupted: bool = False
     closest_bytes: int | None = None
+    note: str = ""
 
 
 def limits_of(seconds: float, *, cores: int = 0, observe: Observer | None = None) -> Limits:
@@ -144,6 +137,7 @@ class _Hunt:
         self._capacity = capacity
         self._limits = limits
         self._observe = observe
+        self._note = ""
 
     @property
     def is_done(self) -> bool:
@@ -198,7 +192,7 @@ class _Hunt:
                 continue
             self._observe.phase(f"placing {len(part)} buffers within {capacity / self._instance.load:.1%} of the load")
             before = limits.work
-            placed, proof = _within(self._instance.chosen(part), capacity, limits)
+            placed, proof, self._note = _within(self._instance.chosen(part), capacity, limits)
             if before < inf:
                 self._limits.spend(before - limits.work)
             if proof is not None:
@@ -221,16 +215,17 @@ class _Hunt:
         if self._capacity is not None and self.bound > self._capacity:
             return Allocation(Status.INFEASIBLE, None, None, bound, self.basis, interrupted, closest)
         if self.best is None or (self._capacity is not None and self.height > self._capacity):
-            return Allocation(Status.UNKNOWN, None, None, bound, self.basis, interrupted, closest)
-        status = Status.OPTIMAL if self.height == self.bound else Status.FEASIBLE
+            return Allocation(Status.UNKNOWN, None, None, bound, self.basis, interrupted, closest, self._note)
         offsets = tuple((self.best * unit).tolist())
-        return Allocation(status, offsets, self.height * unit, bound, self.basis, interrupted)
+        if self.height == self.bound:
+            return Allocation(Status.OPTIMAL, offsets, self.height * unit, bound, self.basis, interrupted)
+        return Allocation(Status.FEASIBLE, offsets, self.height * unit, bound, self.basis, interrupted, note=self._note)
 
 
-def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, Basis | None]:
-    """Search offsets up to a height; return offsets, or a proof's basis.
+def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | None, Basis | None, str]:
+    """Search offsets up to a height; return offsets, a proof's basis, and a note.
 
-    The basis is that of the proof that no offsets exist.
+    The basis is that of the proof that no offsets exist. The note says which search was left out.
 
     The searches take turns with equal work, which grows from turn to turn. The solver comes later: the first turns
     mostly suffice.
@@ -239,65 +234,28 @@ def _within(instance: Instance, capacity: int, limits: Limits) -> tuple[Ints | N
     def is_late() -> bool:
         return replace(limits, work=inf).is_over
 
-    fits, exact = _compiled_searches(instance, capacity, limits)
+    # Imported here: greedy orders mostly suffice, and numba takes half a second to import.
+    from remat_cli.allocation.compiled import OF_FITS, CompiledSearches
+
+    compiled = CompiledSearches(instance, capacity, limits.seconds)
     widest = min(_WIDEST, _MOST_FOR_BEAMS // (len(instance) * instance.sections))
     beams = deque(beam for beam in _beams() if beam.width <= widest)
     asks_solver = len(instance) <= _MOST_FOR_SOLVER
     work, seed = _FIRST_ROUND, limits.seed
-    while not limits.is_over and (fits or exact or beams or asks_solver):
-        part = replace(limits.part(work=min(work, limits.work / (_OF_FITS + 2 + _OF_SOLVER))), seed=seed)
-        if fits is not None:
-            fits.go_on(_OF_FITS * part.work, is_late)
-            if fits.offsets is not None:
-                return fits.offsets, None
-        if exact is not None:
-            exact.go_on(part.work, is_late)
-            if exact.is_over:
-                return exact.offsets, Basis.COUNTED if exact.is_proof else None
+    while not limits.is_over and (beams or asks_solver or compiled.wait(limits.seconds, is_late)):
+        part = replace(limits.part(work=min(work, limits.work / (OF_FITS + 2 + _OF_SOLVER))), seed=seed)
+        compiled.go_on(part.work, is_late)
+        if compiled.is_over:
+            return compiled.offsets, Basis.COUNTED if compiled.is_proof else None, ""
         if asks_solver and work >= _FIRST_WITH_SOLVER:
             offsets, proof = _side_by_side(instance, capacity, part, beams)
         else:
             offsets, proof = _by_beams(instance, capacity, part, beams), None
         if offsets is not None or proof is not None:
-            return offsets, proof
-        limits.spend((_OF_FITS + 2 + _OF_SOLVER) * work)
+            return offsets, proof, ""
+        limits.spend((OF_FITS + 2 + _OF_SOLVER) * work)
         work, seed = 2 * work, seed + 1
-    return None, None
-
-
-def _compiled_searches(
-    instance: Instance, capacity: int, limits: Limits
-) -> tuple[PromotedFits | None, ExactSearches | None]:
-    """Return the searches that numba compiles.
-
-    Searches are left out if they are too large, or would wait long for numba.
-    """
-    # Imported here: greedy orders mostly suffice, and numba takes half a second to import.
-    from remat_cli.allocation import exact, exact_kernel, promoted_fit
-    from remat_cli.machine.compiled import is_at_hand
-
-    fits = limits.seconds > _SECONDS_FOR_FITS or is_at_hand(promoted_fit.place)
-    is_small = exact.count_overlaps(instance) <= exact.MOST_OVERLAPS
-    decides = is_small and (limits.seconds > _SECONDS_FOR_EXACT or is_at_hand(exact_kernel.go_on))
-    return (
-        promoted_fit.PromotedFits(instance, capacity) if fits else None,
-        exact.ExactSearches(instance, capacity) if decides else None,
-    )
-
-
-def compile_searches() -> bool:
-    """Have numba compile the searches and keep them for later runs.
-
-    Return whether they were compiled before.
-    """
-    from remat_cli.allocation import exact, exact_kernel, promoted_fit
-    from remat_cli.machine.compiled import is_at_hand
-
-    was_kept = is_at_hand(promoted_fit.place) and is_at_hand(exact_kernel.go_on)
-    instance = Instance.of((Buffer(0, 2, 2), Buffer(1, 3, 1)), 1)
-    promoted_fit.PromotedFits(instance, 3).go_on(1e-9, lambda: False)
-    exact.ExactSearches(instance, 3).go_on(1e-9, lambda: False)
-    return was_kept
+    return None, None, compiled.note
 
 
 def _side_by_side(

@@ -25,7 +25,7 @@ from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
 
 if TYPE_CHECKING:
-    from remat_cli.planning import Planning
+    pass
 
 
 @click.command("plan", cls=Verb)
@@ -134,7 +134,6 @@ def command(
         fused=config.graph.fused,
         in_parts=request.split or bool(config.graph.parts),
         split_tried="" if tried is None else tried.in_words("--split"),
-        slow=_why_uncompiled(planning),
     )
     streams.report(
         lambda: plan_report(
@@ -148,18 +147,6 @@ def command(
         },
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
-
-
-def _why_uncompiled(planning: Planning) -> str:
-    """Return why the plan's planner ran uncompiled, with the remedy.
-
-    The text is empty if it did not.
-    """
-    if (planning.solution.result.found_by or planning.planner.name) != "annealing":
-        return ""
-    from remat_cli.planners.annealing.flat import why_uncompiled
-
-    return why_uncompiled()
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

@@ -42,23 +42,13 @@ def command(names: tuple[str, ...], as_json: bool, schema: bool, compiles: bool)
 
 
 def _compile() -> None:
-    """Compile functions that are called too often for plain Python.
+    """Compile, for example while an image is built, what a call would compile beside its work."""
+    from remat_cli.allocation.compiled import SEARCHES
+    from remat_cli.machine.compiled import trouble
+    from remat_cli.planners.annealing.sweeps import MOVES
 
-    Their compilation would not fit a time limit.
-    """
-    from remat_cli.allocation.portfolio import compile_searches
-    from remat_cli.generate.layered import Layered
-    from remat_cli.machine.compiled import can_compile, trouble
-    from remat_cli.planners.annealing.flat import compile_for, is_ready
-    from remat_cli.synthesis import synthesize
-
-    was_ready = is_ready()
-    were_ready = False
-    if can_compile() and trouble() is None:
-        compile_for(synthesize(Layered(), ops=40).graph)
-        were_ready = compile_searches()
+    done = {kernel.search: kernel.compile() for kernel in (SEARCHES, MOVES)}
     if reason := trouble():
         raise UsageError(reason.reason, hint=reason.remedy)
-    done = {True: "was compiled before", False: "compiled, and kept for later runs"}
-    click.echo(f"arenas: {done[were_ready]}")
-    click.echo(f"annealing: {done[was_ready]}")
+    for search, was_ready in done.items():
+        click.echo(f"{search}: {'was compiled before' if was_ready else 'compiled, and kept for later runs'}")

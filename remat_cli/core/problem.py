@@ -209,6 +209,7 @@ class PlanResult:
         stats: counts of work, never seconds, so that tests can compare them.
         model_figures: predictions of the planner's own model that differ in kind from the judge's measurements.
         found_by: in a portfolio, the planner that found the plan.
+        note: for people, which part of the search was left out, or slow.
     """
 
     status: Status
@@ -221,6 +222,7 @@ class PlanResult:
     stats: Mapping[str, int] = field(default_factory=dict)
     model_figures: tuple[ModelFigure, ...] = ()
     found_by: str | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)

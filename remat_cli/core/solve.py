@@ -511,6 +511,7 @@ class _Judge(PassingObserver):
             stats=claim.stats,
             model_figures=best.figures,
             found_by=best.found_by,
+            note=claim.note,
         )
 
     def _claimed(self, claim: PlanResult) -> _Known | None:

@@ -1,15 +1,20 @@
 """Functions compiled by numba, or left plain with a note.
 
-If numba cannot compile, or cannot keep its work, that is a note and never an error.
+If numba cannot compile, or cannot keep its work, that is a note and never an error. A first compilation takes longer
+than many calls: it happens in a process beside the other work of a call.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
+from math import inf
+from time import sleep
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -76,10 +81,111 @@ def is_at_hand(function: Callable[..., Any]) -> bool:
 
     The function is then plain, compiled or kept.
     """
-    return not can_compile() or bool(getattr(function, "signatures", ())) or is_kept(function)
+    return is_loaded(function) or is_kept(function)
 
 
-# Failures of caches; the first one is reported.
+def is_loaded(function: Callable[..., Any]) -> bool:
+    """Tell whether a function is plain, or compiled in this process."""
+    return not can_compile() or bool(getattr(function, "signatures", ()))
+
+
+class Kernel:
+    """The compiled functions of a search, compiled in a process beside this one.
+
+    What is kept on disk serves all later processes. The process ends with this one; what it has kept by then stays.
+
+    Attributes:
+        search: the search, for people.
+    """
+
+    def __init__(self, search: str, functions: tuple[Callable[..., Any], ...], call_all: Callable[[], object]) -> None:
+        """Name the functions without compiling them.
+
+        Args:
+            search: the search, for people.
+            functions: functions that the search calls.
+            call_all: function at the top of a module that calls each of them.
+        """
+        self.search, self._functions, self._call_all = search, functions, call_all
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the first call of no function needs the compiler."""
+        return all(map(is_at_hand, self._functions))
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the process is still at work."""
+        return self._process is not None and self._process.poll() is None
+
+    def note(self) -> str:
+        """Return why the search is left out or slow, with the remedy; empty if it is neither."""
+        if can_compile() and self.is_ready:
+            return ""
+        reason, remedy = trouble() or Trouble("it was not compiled in time", COMPILE)
+        return (
+            f"{self.search} {'was left out' if can_compile() else 'ran uncompiled'}: {reason}. To mend that: {remedy}."
+        )
+
+    def compile(self) -> bool:
+        """Compile the functions in this process; return whether they were compiled before.
+
+        Nothing is compiled if there is no compiler, or no folder for what it makes.
+        """
+        was_ready = self.is_ready
+        if trouble() is None and not was_ready:
+            self._call_all()
+        return was_ready
+
+    def start(self) -> None:
+        """Start the process, unless it was started before or is not needed."""
+        if self._process is not None or self.is_ready:
+            return
+        program = _PROGRAM.format(path=sys.path, module=self._call_all.__module__, name=self._call_all.__name__)
+        nothing = subprocess.DEVNULL
+        try:  # a session of its own: Ctrl-C is for this process
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=nothing,
+                stderr=nothing,
+                start_new_session=True,
+            )
+        except OSError as error:
+            _failures.append(Trouble(f"no process can be started that compiles: {error}", COMPILE))
+
+    def wait(self, seconds: float, is_over: Callable[[], bool]) -> bool:
+        """Wait for the process; return whether the functions are compiled.
+
+        Without a limit in seconds there is no process: the first calls compile.
+
+        Args:
+            seconds: limit of the caller. Loading takes a second, so a shorter limit is too short.
+            is_over: tells when to end the wait.
+        """
+        if seconds == inf:
+            return True
+        if seconds < _SECONDS_TO_LOAD and not all(map(is_loaded, self._functions)):
+            return False
+        self.start()
+        while self.is_compiling and not is_over():
+            sleep(_LOOK)
+        return self.is_ready
+
+
+# The program of a process that compiles. It ends when its parent does, which closes the pipe.
+_PROGRAM = """
+import os, sys, threading
+sys.path[:] = {path!r}
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+from {module} import {name}
+{name}()
+"""
+_SECONDS_TO_LOAD = 1.0
+# Seconds between two looks at the process.
+_LOOK = 0.05
+# Failures of caches and processes; the first one is reported.
 _failures: list[Trouble] = []
 
 

@@ -246,7 +246,6 @@ def next_steps(
     fused: bool = False,
     in_parts: bool = False,
     split_tried: str = "",
-    slow: str = "",
 ) -> list[str]:
     """Return the uses of a plan, or remedies that were not tried.
 
@@ -257,14 +256,14 @@ def next_steps(
         fused: whether the plan is for inductor's kernels.
         in_parts: whether the planned graph has regions in parts.
         split_tried: effect of --split where it was tried for a refusal; otherwise empty.
-        slow: reason and remedy if the plan's planner ran slower than it can; otherwise empty.
     """
-    faster = [slow] if slow and solution.status is not Status.OPTIMAL else []
+    is_open = solution.status in (Status.FEASIBLE, Status.UNKNOWN)
+    left_out = [solution.result.note] if solution.result.note and is_open else []
     if solution.trace is None or solution.result.schedule is None:
         if split_tried:
-            return [_sentence(split_tried)]
-        return [] if in_parts or fused else _untried(solution, graph_file)
-    return [*_uses(solution, graph_file, schedule_file, fused=fused, in_parts=in_parts), *faster]
+            return [_sentence(split_tried), *left_out]
+        return [*([] if in_parts or fused else _untried(solution, graph_file)), *left_out]
+    return [*_uses(solution, graph_file, schedule_file, fused=fused, in_parts=in_parts), *left_out]
 
 
 def _untried(solution: Solution, graph_file: Path) -> list[str]:

@@ -20,7 +20,6 @@ from remat_cli.core.problem import Bound, Observer, PlanResult, Problem, Scope, 
 from remat_cli.core.schedule import plain_run
 from remat_cli.formats.schedule_json import read_schedule
 from remat_cli.planners import PLANNERS
-from remat_cli.planners.annealing import flat
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.prepare import prepare
 from tests.cli.calls import Ended, Remat
@@ -37,16 +36,13 @@ def graph(tmp_path: Path) -> Path:
 
 
 class TestPlan:
-    @pytest.mark.parametrize(("planner", "budget", "says"), [("annealing", "70%", True), ("min_cut", "100%", False)])
-    def test_says_where_annealing_ran_uncompiled(
-        self, remat: Remat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str, budget: str, says: bool
-    ) -> None:
-        monkeypatch.setattr(flat, "is_ready", lambda: False)
+    @pytest.mark.parametrize(("planner", "says"), [("annealing", True), ("dtr", False)])
+    def test_says_where_annealing_ran_uncompiled(self, remat: Remat, tmp_path: Path, planner: str, says: bool) -> None:
         tangled = tmp_path / "tangled.json"
         remat("generate", "layered", "--ops", "120", "--seed", "3", "-o", str(tangled))
-        ended = remat("plan", str(tangled), "--budget", budget, "--planner", planner, "--time-limit", "2s")
-        assert ended.code == 0
-        assert ("annealing found this plan uncompiled" in ended.out) == says
+        ended = remat("plan", str(tangled), "--budget", "70%", "--planner", planner, "--time-limit", "1s")
+        assert ended.code in (0, 4)
+        assert ("annealing ran uncompiled: NUMBA_DISABLE_JIT is set" in ended.out) == says
 
     def test_writes_a_schedule_that_fits_and_says_so(self, remat: Remat, graph: Path, tmp_path: Path) -> None:
         output = tmp_path / "s.json"

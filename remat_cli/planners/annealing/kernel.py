@@ -1,8 +1,11 @@
-"""The moves of `runs` over flat integer arrays, for a compiler.
+"""The moves of annealing, over flat integer arrays, for a compiler.
 
-With numba (the extra `fast`), each function is compiled when it is first called and kept on disk for the next time.
-Without it, the same functions are plain Python; `MoveSweep` over numpy is quicker then. Both make the same moves, byte
-for byte: bytes are whole numbers, probabilities come from one table, and sums of times are formed in the same order.
+Moves give runs other places, add runs and drop runs. Every instance of a tensor has a producing run and reading runs,
+and moves keep these ties; so a run has places like an op in a sequence without recomputation. Laying out the sequence
+again gives each reader the latest instance before it, and drops useless runs. Savings from working in place are those
+of the first layout; new runs save none.
+
+Bytes are whole numbers, and probabilities come from a table: compiled or plain, the moves are the same, byte for byte.
 
 Readers of an instance, and instances of a tensor, are linked lists. Each read of a run is a node of such a list.
 
@@ -24,8 +27,14 @@ from remat_cli.planners.shared.numbering import Ints
 
 Floats = NDArray[np.float64]
 
-# The same as in `shared.orders.moves` and `remaking`: a compiled function reads constants of its own module only.
-REACH, DEPTH, MOST_PRICED, MOST_COST = 1000, 8, 200, 1.2
+# The largest number of places that a move passes, which bounds its work in long orders.
+REACH = 1000
+# The depth of recursive reruns, and the number of tensors with a price.
+DEPTH, MOST_PRICED = 8, 200
+# Keep the tensor if its reruns seem to cost this many times their gain. The estimate counts work twice that two reruns
+# share.
+MOST_COST = 1.2
+# Steps of the table of probabilities for each unit of its argument, and the last step.
 STEPS, LAST_STEP = 64.0, 2560
 # Kinds of moves, and rows of a table of moves. The subject is a run, or the instance to make again between two others.
 MOVE, LEAVE_OUT, MAKE_AGAIN = range(3)

@@ -47,4 +47,4 @@ class Annealing:
         limits = Limits.of(self.time_limit, work, seed=self.seed, observe=observe)
         search = AnnealingSearch(incumbent, limits, self.gap)
         search.run()
-        return incumbent.result(stats={"rounds": search.rounds})
+        return incumbent.result(stats={"rounds": search.rounds}, note=search.note)

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remat_cli.planners.annealing.sweeps import sweeps_of
-from remat_cli.planners.annealing.weather import Weather
+from remat_cli.planners.annealing.sweeps import MOVES, Sweeps, Weather
 from remat_cli.planners.min_cut.fitting import BytePrices, fit
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
@@ -65,6 +64,8 @@ _LOOSE, _MOST_FOR_SHRINKING = 1.45, 1_500
 _SHRUNK, _SLOWING = 0.9, 3
 # Small graphs need fewer moves: for each op, this number times the number of ops.
 _MOVES_OF_SMALL = 4.0
+# Without a work limit a round has this many times as many moves: the clock ends it.
+_UNCOUNTED = 10.0
 # Between sweeps, the price falls by this factor if the sequence fits, and rises again if not.
 _EASE = 1.02
 # After a round, a sequence that does not fit is mended in sweeps at this temperature. The price begins at this one, and
@@ -87,6 +88,7 @@ class AnnealingSearch:
         incumbent: receives every plan found.
         limits: limits of the search; work is counted in tried moves.
         rounds: number of rounds so far.
+        note: why the search was left out, or slow; otherwise empty.
     """
 
     def __init__(self, incumbent: Incumbent, limits: Limits, gap: float = 0.0) -> None:
@@ -100,23 +102,33 @@ class AnnealingSearch:
         graph = incumbent.problem.graph
         self.incumbent, self.limits = incumbent, limits
         self.rounds = 0
+        self.note = ""
         self._gap = gap
         self._budget = incumbent.problem.budget.device_bytes
         self._rng = np.random.default_rng(limits.seed)
-        self._sweeps = sweeps_of(graph, limits.seconds)
+        self._sweeps = Sweeps(graph)
         self._best_of_round: RematSequence | None = None
         sizes = graph.arrays.tensor_bytes[graph.arrays.producer >= 0]
         self._mean_time = max(graph.total_time, 1) / len(graph.ops)
         self._mean_bytes = max(float(sizes.mean()) if len(sizes) else 0.0, 1.0)
 
     def run(self) -> None:
-        """Search until gain, gap or limits end the search."""
+        """Search until gain, gap or limits end the search.
+
+        Without compiled moves there is no search.
+        """
         graph = self.incumbent.problem.graph
         orders = [RematSequence.plain(graph), RematSequence.of(graph, greedy_order(graph))]
         order = min(orders, key=lambda each: each.peak)
         best = self.incumbent.best_sequence
         start = order if best is None else min(order, best, key=lambda each: each.peak)
         self._take(order)
+        if not MOVES.is_ready:
+            self.incumbent.observe.phase("compiling annealing's moves, once")
+        is_compiled = MOVES.wait(self.limits.seconds, lambda: self.limits.is_over)
+        self.note = MOVES.note()
+        if not is_compiled:
+            return
         self.incumbent.observe.phase("annealing")
         is_loose = order.peak <= _LOOSE * self._budget and len(graph.ops) <= _MOST_FOR_SHRINKING
         if is_loose:
@@ -159,10 +171,8 @@ class AnnealingSearch:
         count = len(self.incumbent.problem.graph.ops)
         planned = count * min(climate.moves, _MOVES_OF_SMALL * count)
         tried, began, seconds = 0, monotonic(), max(climate.share * self.limits.seconds, 1e-9)
-        # A compiled round has more moves. A work limit must not change the plan with the speed, so it fixes their
-        # number.
         is_counted = self.limits.work < inf
-        planned = min(planned, max(climate.share * self.limits.work, 1)) if is_counted else planned * self._sweeps.speed
+        planned = min(planned, max(climate.share * self.limits.work, 1)) if is_counted else planned * _UNCOUNTED
         ease, most = 1.0, sequence.peak if climate.shrinks else self._budget
         while (progress := max(tried / planned, (monotonic() - began) / seconds)) < 1 and not self._is_done:
             dearness = progress if climate.shrinks else max(0.0, 2 * progress - 1)

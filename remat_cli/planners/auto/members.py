@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from remat_cli.core.problem import Basis, Bound, Observer, PassingObserver, Plan, Planner, Problem, Scope
+from remat_cli.machine.cores import usable_cores
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.min_cut.fitting import STARTS, refit
@@ -90,6 +91,7 @@ class Members:
         limits: limits of all planners together.
         incumbent: keeps the best of all plans, and the bounds.
         recomputing: keeps the best plan without transfers; the same object if no plan may have transfers.
+        note: why annealing was left out, or slow; otherwise empty.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Members:
         self.recomputing = self.incumbent
         if problem.offload:
             self.recomputing = Incumbent(problem, Listener(self.incumbent), Scope.ANY_ORDER)
+        self.note = ""
         self._cuts: CutSearch | None = None
 
     def announce(self, planner: str) -> None:
@@ -236,7 +239,16 @@ class Members:
         """Search order and recomputation together."""
         from remat_cli.planners.annealing.search import AnnealingSearch
 
-        AnnealingSearch(self.recomputing, limits, self._gap).run()
+        search = AnnealingSearch(self.recomputing, limits, self._gap)
+        search.run()
+        self.note = search.note
+
+    def compile_annealing(self, _limits: Limits) -> None:
+        """Start to compile annealing's moves beside other planners, if there is a core for that."""
+        from remat_cli.planners.annealing.sweeps import MOVES
+
+        if usable_cores() > 1:
+            MOVES.start()
 
     # Plans with transfers
 

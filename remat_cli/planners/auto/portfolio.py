@@ -104,11 +104,19 @@ class Standing:
     def anneals_first(self) -> bool:
         """Whether annealing should run before retention.
 
-        Annealing soon finds better orders, except in small graphs, whose models are solved quickly. In graphs of 600 to
-        1,500 ops this holds near the bound, too; graphs of more than 5,000 ops are too large for models.
+        Graphs of more than 5,000 ops are too large for models. In others, annealing comes first once it is compiled.
+        """
+        return self.is_tangled and (self.ops > 5_000 or (self._needs_orders and _is_compiled()))
+
+    @property
+    def _needs_orders(self) -> bool:
+        """Whether annealing soon finds better orders than retention.
+
+        It does except in small graphs, whose models are solved quickly. In graphs of 600 to 1,500 ops this holds near
+        the bound, too.
         """
         is_far = self.gap > (0.01 if 600 < self.ops <= 1_500 else 0.1)
-        return self.is_tangled and ((is_far and self.ops >= 200) or self.ops > 5_000)
+        return self.is_tangled and is_far and self.ops >= 200
 
     @property
     def retention_shares(self) -> bool:
@@ -116,7 +124,7 @@ class Standing:
         if self.is_training:
             return self.gap > NEAR  # the last searches by cuts need time, too
         # Large tangled graphs need time for annealing.
-        return self.is_tangled and not self.has_annealed and self.ops > 600
+        return self.is_tangled and not self.has_annealed and (self.ops > 600 or self._needs_orders)
 
 
 class Turn(NamedTuple):
@@ -153,6 +161,12 @@ def _always(_: Standing) -> bool:
     return True
 
 
+def _is_compiled() -> bool:
+    from remat_cli.planners.annealing.sweeps import MOVES
+
+    return MOVES.is_ready
+
+
 # A quarter of the remaining time. On graphs of usual size none of these planners needs that much, so their plans do not
 # depend on the clock.
 _QUICK = 0.25
@@ -181,6 +195,11 @@ RECOMPUTING = (
         lambda s: s.is_tiny,
         (Turn("shortest_path", Members.settle, work=1_000),),
         "settles most small graphs in a fraction of a second",
+    ),
+    Stage(
+        lambda s: s.is_tangled and s.gap > NEAR,
+        (Turn("", Members.compile_annealing),),
+        "it takes some twenty seconds, once: other planners come first until then",
     ),
     Stage(
         _always,
@@ -306,9 +325,9 @@ class Portfolio:
                 if refused is None or members.incumbent.best is None:
                     raise
                 _LOG.warning("%s: %s; the best plan until then is kept", turn.planner or "auto", refused.message)
-                return members.incumbent.result()
+                return members.incumbent.result(note=members.note)
         members.confirm()
-        return members.incumbent.result()
+        return members.incumbent.result(note=members.note)
 
     def _turns(self) -> Iterator[Turn]:
         """Yield the next request.

@@ -173,12 +173,13 @@ class Incumbent:
         """Whether the best plan is optimal, or provably none fits."""
         return self.nothing_fits or self.gap <= 0
 
-    def result(self, reason: str = _NO_PLAN, stats: Mapping[str, int] | None = None) -> PlanResult:
+    def result(self, reason: str = _NO_PLAN, stats: Mapping[str, int] | None = None, note: str = "") -> PlanResult:
         """Return the plans and bounds found.
 
         Args:
             reason: for people, why there is no plan, if there is no proof either.
             stats: counts of work.
+            note: for people, which part of the search was left out, or slow.
         """
         stats = stats or {}
         if self._impossible is not None:
@@ -196,6 +197,7 @@ class Incumbent:
                 reason=reason,
                 stats=stats,
                 model_figures=figures,
+                note=note,
             )
         return PlanResult(
             Status.OPTIMAL if self.best.time <= foremost.time else Status.FEASIBLE,
@@ -204,6 +206,7 @@ class Incumbent:
             stats=stats,
             model_figures=self.best.figures,
             found_by=self.best.found_by,
+            note=note,
         )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from remat_cli.core.problem import Basis, Status
 from remat_cli.reports import phrasing
 from remat_cli.reports.safe_text import Report, clean
-from remat_cli.reports.terminal.layout import Cell, columns, facts, indented
+from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES
 from remat_cli.units import format_bytes, format_share
 
@@ -45,7 +45,8 @@ def allocation_report(allocation: Allocation, title: str, *, capacity: int | Non
     facts_shown: list[tuple[str, Cell]] = [("placed", clean(title)), ("asked for", asked)]
     if written is not None:
         facts_shown.append(("written", clean(str(written))))
-    return Report(facts(facts_shown), indented(columns(["", "", ""], rows, right=(1,))))
+    notes = [section("Next", bullets([allocation.note]))] if allocation.note else []
+    return Report(facts(facts_shown), indented(columns(["", "", ""], rows, right=(1,))), *notes)
 
 
 def allocation_summary(allocation: Allocation, *, capacity: int | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -76,17 +77,17 @@ def test_without_numba_functions_run_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert "not installed" in found.reason
 
 
-ASKS = """
-from remat_cli.allocation import promoted_fit
-from remat_cli.allocation.portfolio import compile_searches
-from remat_cli.machine.compiled import can_compile, is_at_hand
-print(can_compile(), is_at_hand(promoted_fit.place))
-"""
-
-
 def ask(program: str, **different: str) -> str:
     env = {**os.environ, "NUMBA_DISABLE_JIT": "0", **different}
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True).stdout
+
+
+ASKS = """
+from remat_cli.allocation import promoted_fit
+from remat_cli.allocation.compiled import SEARCHES
+from remat_cli.machine.compiled import can_compile, is_at_hand
+print(can_compile(), is_at_hand(promoted_fit.place))
+"""
 
 
 def test_an_empty_folder_keeps_nothing(tmp_path: Path) -> None:
@@ -95,4 +96,80 @@ def test_an_empty_folder_keeps_nothing(tmp_path: Path) -> None:
 
 def test_without_numba_searches_are_plain_python() -> None:
     without = "import sys; sys.modules['numba'] = None\n"
-    assert ask(without + ASKS + "print(compile_searches())") == "False True\nTrue\n"
+    ready = "print(SEARCHES.is_ready, SEARCHES.wait(0.1, lambda: True), SEARCHES.note())"
+    assert ask(without + ASKS + ready).startswith(
+        "False True\nTrue True the exact search for arenas ran uncompiled: numba"
+    )
+
+
+# A search of one function; compiling it takes as long as the module's `pause`.
+SLOW = """
+from time import sleep
+
+from remat_cli.machine.compiled import Kernel, compiled
+
+
+@compiled
+def twice(number):
+    return 2 * number
+
+
+def call_all():
+    sleep({pause})
+    twice(1)
+
+
+TWICE = Kernel("doubling", (twice,), call_all)
+"""
+WAITS = """
+import sys
+sys.path.insert(0, {folder!r})
+from time import monotonic
+from slow import TWICE, twice
+
+print(TWICE.is_ready, TWICE.wait(0.5, lambda: False), TWICE.is_compiling)  # too short for a process
+end = monotonic() + {seconds}
+print(TWICE.wait({seconds}, lambda: monotonic() > end), TWICE.is_ready, bool(twice.signatures))
+print(TWICE.note())
+print(TWICE._process.pid)
+"""
+
+
+def waits(folder: Path, pause: float, seconds: float) -> list[str]:
+    (folder / "slow.py").write_text(SLOW.format(pause=pause))
+    return ask(WAITS.format(folder=str(folder), seconds=seconds)).splitlines()
+
+
+def test_a_process_compiles_for_later_ones_and_is_waited_for(tmp_path: Path) -> None:
+    begin, waited, note, _ = waits(tmp_path, 0.0, 60.0)
+    assert begin == "False False False"
+    assert waited == "True True False"  # kept, though this process compiled nothing
+    assert note == ""
+
+
+def test_a_search_that_is_not_compiled_in_time_is_left_out_and_the_process_ends(tmp_path: Path) -> None:
+    begin, waited, note, process = waits(tmp_path, 60.0, 1.1)
+    assert (begin, waited) == ("False False False", "False False False")
+    assert note.startswith("doubling was left out: it was not compiled in time.")
+    assert "remat planners --compile" in note
+    for _ in range(100):
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return
+        sleep(0.1)
+    pytest.fail("the process that compiles outlives its parent")
+
+
+def test_a_process_that_cannot_be_started_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    search = compiling.Kernel("doubling", (twice,), lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "is_at_hand", lambda _: False)
+        patch.setattr(compiling, "is_loaded", lambda _: True)
+        patch.setattr(compiling, "_compiler", lambda: sys)
+        patch.setattr(subprocess, "Popen", refused)
+        assert not search.wait(5.0, lambda: False)
+        assert "too many processes" in search.note()

@@ -6,7 +6,6 @@ on the rest of the way. So prefix sums give the cost of every place at once.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,17 +28,15 @@ _MOST_READERS = 256
 
 
 class Uses(NamedTuple):
-    """The dependencies that bound an item's places, and its tensors.
-
-    An item is an op, or a run of an op. The tensors are those that can end with the item.
+    """The dependencies that bound an op's places, and the tensors that can end with it.
 
     Attributes:
-        before: producers of the item's inputs.
-        after: readers of the item's outputs.
+        before: producers of the op's inputs.
+        after: readers of the op's outputs.
         users: producer and other readers of each counted input, one input after the other.
         users_start: start of each counted input in `users`.
         input_bytes: bytes of each counted input.
-        held_bytes: bytes of the outputs still needed after the item.
+        held_bytes: bytes of the outputs still needed after the op.
         own_bytes: bytes of all outputs and of the workspace.
     """
 
@@ -186,12 +183,12 @@ def _takeovers(graph: Graph, reader: Ints, tensor: Ints) -> dict[int, list[Takeo
 
 
 class Places(NamedTuple):
-    """All places of an item, with the other items in their order.
+    """All places of an op, with the other ops in their order.
 
     Place 0 is the earliest one.
 
     Attributes:
-        item: the op, or run of an op.
+        op: number of the op.
         first: stage of place 0.
         now: its current place.
         excess: [3, P] memory minus the room, in three rows: the op now at each place before the moved op; the same op
@@ -200,7 +197,7 @@ class Places(NamedTuple):
         cost: [P] excess over the stages of all places with the op at each place, up to a constant.
     """
 
-    item: int
+    op: int
     first: int
     now: int
     excess: Bytes
@@ -208,12 +205,7 @@ class Places(NamedTuple):
     cost: Bytes
 
 
-def above(excess: Bytes) -> float:
-    """Return the sum of the bytes above the room."""
-    return float(np.add.reduce(np.maximum(excess, 0.0)))  # `sum` takes longer for a few entries
-
-
-def levels(produced_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) -> Bytes:
+def _levels(produced_at: Ints, last_read: Ints, sizes: Ints, count: int) -> Bytes:
     """[count + 1] Return the memory before each stage, and at the end.
 
     Args:
@@ -228,42 +220,46 @@ def levels(produced_at: Ints, last_read: Ints, sizes: Ints | Bytes, count: int) 
     return np.cumsum(change)[: count + 1]
 
 
-class Line(ABC):
-    """Items in a row, with the memory of each stage.
+class Layout:
+    """An order that moves of single ops change, with its memory.
 
-    It computes the memory for all places of an item at once.
+    It computes the memory for all places of an op at once.
 
     Attributes:
-        order: [N] item of each stage.
-        position: stage of each item.
+        order: [N] op of each stage.
+        position: [N] stage of each op.
         excess: [N] memory during each stage, minus the room.
         between: [N + 1] memory before each stage and at the end, minus the room.
     """
 
-    order: Ints
-    position: Ints
-    excess: Bytes
-    between: Bytes
+    def __init__(self, dependencies: Dependencies, stages: Stages, room: int) -> None:
+        """Lay out a graph in the order of its stages."""
+        count = len(stages)
+        self._dependencies = dependencies
+        self.order = stages.order.copy()
+        self.position = np.empty(count, dtype=np.int64)
+        self.position[self.order] = np.arange(count)
+        self.excess = stages.plain_bytes.astype(np.float64) - room
+        self.between = _levels(stages.produced_at, stages.last_read, stages.bytes, count) - room
 
-    @abstractmethod
-    def _uses(self, item: int) -> Uses:
-        """Return the dependencies and tensors of an item."""
-
-    @abstractmethod
-    def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Subtract savings in place that depend on the item's place."""
+    def copy(self) -> Layout:
+        """Return a copy to be changed independently."""
+        new = copy(self)
+        for name in ("order", "position", "excess", "between"):
+            setattr(new, name, getattr(self, name).copy())
+        return new
 
     @property
     def total_excess(self) -> float:
         """Memory above the room, summed over the stages."""
-        return above(self.excess)
+        return float(np.add.reduce(np.maximum(self.excess, 0.0)))  # `sum` takes longer for a few entries
 
-    def places(self, item: int) -> Places | None:
-        """Return the possible places of `item`; None for a single place."""
-        uses = self._uses(item)
+    def places(self, op: int) -> Places | None:
+        """Return the possible places of `op`; None for a single place."""
+        uses = self._dependencies.uses[op]
         before, after = uses.before, uses.after
         position = self.position
-        stage = int(position[item])
+        stage = int(position[op])
         first = int(np.maximum.reduce(position[before])) + 1 if len(before) else 0
         last = int(np.minimum.reduce(position[after])) - 1 if len(after) else len(self.order) - 1
         if first == last:
@@ -279,18 +275,18 @@ class Line(ABC):
         excess[1, :now] += rise[:now]
         excess[2, : now + 1] = self.between[first : stage + 1] + own
         excess[2, now + 1 :] = self.between[stage + 2 : last + 2] - rise[now + 2 :] + own
-        self._share(item, ends, first, now, excess)
-        excess[:2, now] = 0.0  # the moved item does not pass itself
+        self._share(op, ends, first, now, excess)
+        excess[:2, now] = 0.0  # the moved op does not pass itself
         above = np.maximum(excess, 0.0)
         passed = np.cumsum(above[0] - above[1])
         cost = above[2]
         cost[1 : now + 1] += passed[:now]
         cost[now + 1 :] += passed[now + 1 :]
-        return Places(item, first, now, excess, rise, cost)
+        return Places(op, first, now, excess, rise, cost)
 
     def move(self, places: Places, place: int) -> None:
-        """Move an item to one of its places."""
-        item, first, now, excess, rise, _ = places
+        """Move an op to one of its places."""
+        op, first, now, excess, rise, _ = places
         if place == now:
             return
         start, end = first + now, first + place
@@ -303,26 +299,45 @@ class Line(ABC):
             self.order[start + 1 : end + 1] = self.order[start:end]
             self.excess[start + 1 : end + 1] = excess[1, place:now]
             self.between[start + 1 : end + 1] = self.between[start:end] + rise[place:now]
-        self.order[first + place] = item
+        self.order[first + place] = op
         self.excess[first + place] = excess[2, place]
         self.position[self.order[start : end + 1]] = np.arange(start, end + 1)
 
-    def _can_matter(self, makers: Ints, readers: Ints) -> Bools:
-        """[N] Return the items that can move across a stage lacking memory."""
-        earliest, latest = self._ranges(makers, readers)
+    def loose(self) -> Ints:
+        """Return the ops that can move."""
+        earliest, latest = self._ranges()
+        return np.flatnonzero((earliest < latest) & self._dependencies.movable)
+
+    def restless(self) -> Ints:
+        """Return the ops that can move across a stage lacking memory."""
+        earliest, latest = self._ranges()
         lacking = np.concatenate([[0], np.cumsum(self.excess > 0)])
-        can: Bools = (earliest < latest) & (lacking[latest + 1] > lacking[earliest])
-        return can
+        can = (earliest < latest) & (lacking[latest + 1] > lacking[earliest])
+        return np.flatnonzero(can & self._dependencies.movable)
 
-    def _ranges(self, makers: Ints, readers: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last stage that dependencies allow each item.
+    def _share(self, op: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
+        """Subtract savings in place that depend on the moved op's place.
 
-        The other items keep their order.
-
-        Args:
-            makers: producer of each dependency between items.
-            readers: reader of each dependency.
+        They arise at the moved op, and at ops that become or cease to be an input's last reader.
         """
+        for taker, which, saved in self._dependencies.takeovers.get(op, ()):
+            end = int(ends[which])
+            if taker == op:
+                # A place before the current one puts the op before that stage's own op, a later place puts it behind.
+                excess[2, end if end <= now else end - 1 :] -= saved
+            elif 0 < end <= excess.shape[1] and self.order[first + end - 1] == taker:
+                # The last of the other readers: it works in place if and only if the moved op has run.
+                if end - 1 > now:
+                    excess[0, end - 1] += saved
+                else:
+                    excess[1, end - 1] -= saved
+
+    def _ranges(self) -> tuple[Ints, Ints]:
+        """Return the first and last stage that dependencies allow each op.
+
+        The other ops keep their order.
+        """
+        makers, readers = self._dependencies.makers, self._dependencies.readers
         count = len(self.order)
         earliest, latest = np.zeros(count, dtype=np.int64), np.full(count, count - 1)
         np.maximum.at(earliest, readers, self.position[makers] + 1)
@@ -341,7 +356,7 @@ class Line(ABC):
 
 
 def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
-    """Bytes that the item adds after its run before each place.
+    """Bytes that the op adds after its run before each place.
 
     These are its outputs, minus the inputs that end with it.
     """
@@ -350,62 +365,3 @@ def _rise(uses: Uses, ends: Ints, count: int) -> Bytes:
         return np.full(count + 1, held)
     ended = np.bincount(ends, weights=uses.input_bytes, minlength=count + 2)
     return held - np.cumsum(ended, dtype=np.float64)[: count + 1]
-
-
-class Layout(Line):
-    """An order that moves of single ops change, with its memory.
-
-    Attributes:
-        order: [N] op of each stage.
-        position: [N] stage of each op.
-        excess: [N] memory during each stage, minus the room.
-        between: [N + 1] memory before each stage and at the end, minus the room.
-    """
-
-    def __init__(self, dependencies: Dependencies, stages: Stages, room: int) -> None:
-        """Lay out a graph in the order of its stages."""
-        count = len(stages)
-        self._dependencies = dependencies
-        self._uses_of = dependencies.uses
-        self.order = stages.order.copy()
-        self.position = np.empty(count, dtype=np.int64)
-        self.position[self.order] = np.arange(count)
-        self.excess = stages.plain_bytes.astype(np.float64) - room
-        self.between = levels(stages.produced_at, stages.last_read, stages.bytes, count) - room
-
-    def copy(self) -> Layout:
-        """Return a copy to be changed independently."""
-        new = copy(self)
-        for name in ("order", "position", "excess", "between"):
-            setattr(new, name, getattr(self, name).copy())
-        return new
-
-    def loose(self) -> Ints:
-        """Return the ops that can move."""
-        earliest, latest = self._ranges(self._dependencies.makers, self._dependencies.readers)
-        return np.flatnonzero((earliest < latest) & self._dependencies.movable)
-
-    def restless(self) -> Ints:
-        """Return the ops that can move across a stage lacking memory."""
-        can = self._can_matter(self._dependencies.makers, self._dependencies.readers)
-        return np.flatnonzero(can & self._dependencies.movable)
-
-    def _uses(self, item: int) -> Uses:
-        return self._uses_of[item]
-
-    def _share(self, item: int, ends: Ints, first: int, now: int, excess: Bytes) -> None:
-        """Subtract savings in place that depend on the moved op's place.
-
-        They arise at the moved op, and at ops that become or cease to be an input's last reader.
-        """
-        for taker, which, saved in self._dependencies.takeovers.get(item, ()):
-            end = int(ends[which])
-            if taker == item:
-                # A place before the current one puts the op before that stage's own op, a later place puts it behind.
-                excess[2, end if end <= now else end - 1 :] -= saved
-            elif 0 < end <= excess.shape[1] and self.order[first + end - 1] == taker:
-                # The last of the other readers: it works in place if and only if the moved op has run.
-                if end - 1 > now:
-                    excess[0, end - 1] += saved
-                else:
-                    excess[1, end - 1] -= saved

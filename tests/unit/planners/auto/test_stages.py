@@ -66,6 +66,7 @@ def inference(ops: int) -> Graph:
 
 BEGIN = ["keep_all 100%", "evict 25%", "prove 25%"]
 BEGIN_LARGE = ["keep_all 100%", "cut_once 100%", "prove 25%"]
+COMPILES = "compile_annealing 100%"
 CUTS = ["search_min_cuts 100%", "prove_at_cuts 20% 3"]
 OTHER_PLANS = ["restart_min_cuts 25%", "plan_chain 25%"]
 LONG_TURNS = ["restart_min_cuts 25%", "prove_at_cuts 100% 20"]
@@ -106,32 +107,32 @@ STAGES = {
     ),
     "inference, 40 ops": (
         inference(40),
-        [*BEGIN, "search_min_cuts 25%", "retain 100%", "anneal 100%", "settle 100% 20000"],
+        [*BEGIN, COMPILES, "search_min_cuts 25%", "retain 100%", "anneal 100%", "settle 100% 20000"],
         [*BEGIN, "search_min_cuts 25%", "retain 100%", "settle 100% 20000"],
     ),
     "inference, 100 ops": (
         inference(100),
-        [*BEGIN, "search_min_cuts 25%", "retain 100%", "anneal 100%"],
+        [*BEGIN, COMPILES, "search_min_cuts 25%", "retain 100%", "anneal 100%"],
         [*BEGIN, "search_min_cuts 25%", "retain 100%"],
     ),
     "inference, 300 ops": (
         inference(300),
-        [*BEGIN, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
+        [*BEGIN, COMPILES, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
         [*BEGIN, "search_min_cuts 25%", "retain 100%"],
     ),
     "inference, 800 ops": (
         inference(800),
-        [*BEGIN, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
+        [*BEGIN, COMPILES, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
         [*BEGIN, "search_min_cuts 25%", "retain 70%"],
     ),
     "inference, 1,200 ops": (
         inference(1_200),
-        [*BEGIN, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
+        [*BEGIN, COMPILES, "search_min_cuts 25%", "anneal 70%", "retain 100%"],
         [*BEGIN, "search_min_cuts 25%"],
     ),
     "inference, 6,000 ops": (
         inference(6_000),
-        [*BEGIN_LARGE, "search_min_cuts 25%", "anneal 100%"],
+        [*BEGIN_LARGE, COMPILES, "search_min_cuts 25%", "anneal 100%"],
         [*BEGIN_LARGE, "search_min_cuts 25%", "anneal 100%"],
     ),
 }
@@ -154,7 +155,16 @@ def test_in_graphs_of_middle_size_annealing_comes_first_at_a_smaller_gap(
     ops: int, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Asked(monkeypatch, gap=0.05).of(inference(ops))
-    assert turns[len(BEGIN) + 1].startswith(first)
+    assert turns[len(BEGIN) + 2].startswith(first)
+
+
+@pytest.mark.parametrize("ops", [300, 1_200])
+def test_until_annealing_is_compiled_retention_comes_first_and_leaves_it_time(
+    ops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portfolio, "_is_compiled", lambda: False)
+    turns = Asked(monkeypatch).of(inference(ops))
+    assert turns[len(BEGIN) :] == [COMPILES, "search_min_cuts 25%", "retain 70%", "anneal 100%"]
 
 
 def test_with_transfers_offloading_frames_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
