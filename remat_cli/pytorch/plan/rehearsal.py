@@ -93,6 +93,10 @@ class RunsOnce(UsageError):
         self.path = path
 
 
+class FillsCache(UsageError):
+    """A region puts tensors into an object that it is given."""
+
+
 # Under a mode, torch does not compile the call, and its own backward pass of one tensor ends with a TypeError.
 _COND = "regions: torch.cond between them returns one tensor, whose gradient torch cannot take while ops are watched"
 _COND_HINT = "leave regions out, so that the whole model is planned, torch.cond with it"
@@ -295,7 +299,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             torch.set_autocast_cache_enabled(is_cached)
         for thing, before in zip(objects, held, strict=True):
             if not isinstance(thing, torch.Tensor | nn.Module) and _tensors_held(thing) != before:
-                raise UsageError(
+                raise FillsCache(
                     f"regions: {path!r} puts tensors into a {type(thing).__name__} that it is given, and no plan knows "
                     "of them",
                     hint="give it none in training: of a cache of keys and values, model.config.use_cache = False",

@@ -11,6 +11,7 @@ running region must fit the budget.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
-from remat_cli.pytorch.plan.rehearsal import checkpointed, named_call
+from remat_cli.pytorch.plan.rehearsal import FillsCache, checkpointed, named_call
 from remat_cli.pytorch.plan.sized_region import RegionHooks
 from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.pytorch.plan.step_plans import StepPlans
@@ -47,6 +48,8 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.modules import call_instead, own_call, set_call_instead
 
 _NAME = "_remat_regions"
+# The argument by which models of transformers fill no cache of keys and values.
+_NO_CACHE = {"use_cache": False}
 
 
 class _Forward:
@@ -208,6 +211,7 @@ class RegionsCall:
         self._plan: StepChoice | None = None
         self._times: Counter[str] = Counter()  # number of calls of each region in this step
         self._hosted = HostedStep()
+        self._leaves_cache = False  # whether training calls are given `_NO_CACHE`
         for path, part in request.regions.items():
             part.forward = _Forward(self, path)
 
@@ -287,7 +291,7 @@ class RegionsCall:
         self._check_eager()
         if not has_plain_parameters(module):  # one look at the parameters, where the check takes several
             self._check_shards()
-        self._plan = self._plans.plan_for(args, kwargs)
+        self._plan, kwargs = self._plan_without_cache(args, kwargs)
         self.record.whole_calls += 1
         self._times.clear()
         self._hosted = HostedStep()
@@ -298,6 +302,26 @@ class RegionsCall:
             self._watch.pause()
         self._watch.resume(result)
         return result
+
+    def _plan_without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StepChoice, dict[str, Any]]:
+        """Return the plan of a call, and its arguments.
+
+        A model that fills a cache because nobody has said otherwise fills none.
+        """
+        if self._leaves_cache:
+            return self._plans.plan_for(args, {**_NO_CACHE, **kwargs}), {**_NO_CACHE, **kwargs}
+        try:
+            return self._plans.plan_for(args, kwargs), kwargs
+        except FillsCache:
+            takes = inspect.signature(self.request.module.forward)
+            said = takes.bind_partial(*args, **kwargs).arguments
+            if not _NO_CACHE.keys() <= takes.parameters.keys() or not _NO_CACHE.keys().isdisjoint(said):
+                raise
+        without = {**kwargs, **_NO_CACHE}
+        plan = self._plans.plan_for(args, without)
+        self._leaves_cache = True
+        notify(logging.INFO, "training calls are given use_cache=False, as no plan knows of the tensors in a cache")
+        return plan, without
 
     def _check_shards(self) -> None:
         module = self.request.module

@@ -815,9 +815,10 @@ class Caching(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 4)
 
-    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, cache: Cache | None) -> torch.Tensor:  # type: ignore[override]
         y = super().forward(x)
-        cache.layers.append({"keys": y.tanh()})
+        if cache is not None:
+            cache.layers.append({"keys": y.tanh()})
         return y
 
 
@@ -825,6 +826,22 @@ def test_region_that_fills_a_cache_is_refused() -> None:
     with pytest.raises(UsageError, match="'layer' puts tensors into a Cache that it is given") as refusal:
         by_regions(Cached(), "100%", "layer")(torch.randn(2, 4))
     assert "use_cache = False" in str(refusal.value.hint)
+
+
+class MayCache(Cached):
+    def forward(self, x: torch.Tensor, use_cache: bool = True) -> torch.Tensor:
+        return self.layer(x, Cache() if use_cache else None).sum()  # type: ignore[no-any-return]
+
+
+def test_a_model_is_asked_to_fill_no_cache_before_it_is_refused() -> None:
+    plain = MayCache()
+    model = by_regions(copy.deepcopy(plain), "100%", "layer")
+    for size in (2, 2, 6):
+        x = torch.randn(size, 4)
+        assert torch.equal(model(x), plain(x))
+    assert plan_of(model).calls == 3
+    with pytest.raises(UsageError, match="puts tensors into a Cache"):
+        by_regions(MayCache(), "100%", "layer")(torch.randn(2, 4), use_cache=True)
 
 
 class Dropped(Uncaptured):
