@@ -43,6 +43,8 @@ _TOO_NEW = (1, 15)
 # Seconds between two checks of a process, and seconds to wait for a stopped solver.
 _LOOK = 0.01
 _PATIENCE = 10.0
+# Seconds beyond its limit in which CBC may write its solution; its linear programs do not look at the clock.
+_GRACE = 1.0
 # Runs CBC. Stdin stays open as long as the process that wants the solution lives. If stdin closes before CBC has ended,
 # the script kills CBC, and removes the folder with its files.
 _GUARDED = """
@@ -317,7 +319,9 @@ def _end_of_cbc(task: SolverTask, tell: Callable[[Floats], None], stop: Event) -
         options += ["-sec", str(limits.seconds), "-timeMode", "elapsed"]
         options += ["-ratio", str(task.gap), "-threads", str(limits.cores)]
         options += ["-initialSolve" if task.relaxed else "-solve", "-printingOptions", "all"]
-        ended = _run([path, str(model), *options, "-solution", str(solution)], log, folder, stop)
+        ended = _run(
+            [path, str(model), *options, "-solution", str(solution)], log, folder, limits.deadline + _GRACE, stop
+        )
         bound = _logged_bound(log)
         if not ended or not solution.exists():
             return SolverEnding(bound=bound)
@@ -375,8 +379,8 @@ def _cbc_ending(task: SolverTask, lines: Sequence[str], bound: float) -> SolverE
     return SolverEnding(Status.OPTIMAL, values, bound, duals if task.relaxed else None)
 
 
-def _run(call: list[str], log: Path, folder: str, stop: Event) -> bool:
-    """Run CBC; return whether it ended by itself.
+def _run(call: list[str], log: Path, folder: str, give_up_at: float, stop: Event) -> bool:
+    """Run CBC until `give_up_at`; return whether it ended by itself.
 
     If this process is killed, so is CBC.
     """
@@ -391,7 +395,7 @@ def _run(call: list[str], log: Path, folder: str, stop: Event) -> bool:
             start_new_session=has_groups,  # otherwise Ctrl-C would reach CBC, too
         )
         try:
-            while process.poll() is None and not stop.is_set():
+            while process.poll() is None and not stop.is_set() and monotonic() < give_up_at:
                 sleep(_LOOK)
         finally:
             ended = process.poll() is not None

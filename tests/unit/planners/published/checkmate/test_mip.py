@@ -314,6 +314,14 @@ def test_a_solver_ends_with_the_process_that_started_it_and_leaves_no_files(tmp_
     assert wait_until_gone(folder)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_a_process_that_does_not_look_at_the_clock_is_ended(tmp_path: Path) -> None:
+    began, log = monotonic(), tmp_path / "log"
+    assert not mip_solvers._run(["sleep", "600"], log, str(tmp_path), began + 0.1, threading.Event())
+    assert monotonic() - began < 60
+    assert mip_solvers._run(["true"], log, str(tmp_path), monotonic() + 60, threading.Event())
+
+
 def wait_until_gone(folder: Path) -> bool:
     end = monotonic() + 20
     while folder.exists() and monotonic() < end:
