@@ -75,8 +75,8 @@ bench: install ## time the planners on fixed graphs; TABLES="methods scale" prin
 gpu: install ## train models as planned on a GPU, predicted beside measured, in eight minutes; ROWS="llama*" runs these only
 	$(BIN)/python -m tests.bench.gpu $(if $(ROWS),--rows $(ROWS))
 
-hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these
-	$(BIN)/python -m tests.hunt --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these; LARGE=1: graphs of 60 to 400 ops
+	$(BIN)/python -m tests.hunt --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LARGE),--large)
 
 test-lowest: ## run the tests that need no PyTorch with the lowest releases that pyproject.toml declares
 	$(PYTHON) -m venv .venv-lowest

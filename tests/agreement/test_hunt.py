@@ -7,14 +7,19 @@ from fractions import Fraction
 import pytest
 
 from remat_cli.core import graph as graphs
+from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.graph import Op
 from remat_cli.core.link import Duplex, Link
+from remat_cli.core.problem import Budget, Problem, Status
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.core.simulate import simulate
+from remat_cli.core.solve import baseline_of, solve
+from remat_cli.planners import PLANNERS
 from remat_cli.planners.offload.link_bound import LinkCut
 from remat_cli.planners.shared.limits import Limits
 from tests.graphs import chain, in_place, op, with_view
 from tests.hunt.claims import check_by_oracle
+from tests.hunt.edges import Edge, check_runs
 from tests.hunt.problems import moved_chain
 from tests.second_judge import built, replayed
 
@@ -53,6 +58,17 @@ def test_a_view_whose_base_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_with_bases_read", as_it_is)
     with pytest.raises(AssertionError, match="reads"):
         built(tensors=graph.tensors.values(), ops=raw, **parts)
+
+
+def test_a_proof_that_nothing_fits_where_a_plan_of_small_peak_does() -> None:
+    graph = chain(6, 4, 2, 1)
+    run = baseline_of(graph)
+    at = Edge(Problem(graph, Budget(run.peak_bytes)), (run,))
+    solution = solve(Problem(graph, Budget(largest_working_set(graph).bytes - 1)), PLANNERS["dtr"]())
+    assert solution.status is Status.INFEASIBLE
+    check_runs("dtr", solution, Edge(solution.problem, (run,)))
+    with pytest.raises(AssertionError, match="dtr proves that nothing fits"):
+        check_runs("dtr", solution, at)
 
 
 @pytest.mark.parametrize("duplex", Duplex)

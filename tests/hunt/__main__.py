@@ -1,4 +1,7 @@
-"""`make hunt SECONDS=600`: draws problems and tables of buffers, and stops at the first claim that is false."""
+"""`make hunt SECONDS=600`: draws problems and tables of buffers, and stops at the first claim that is false.
+
+With LARGE=1: graphs of 60 to 400 ops, with budgets at the edge.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from remat_cli.core.problem import Problem
 from remat_cli.planners import OFFLOADING
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
+from tests.hunt.edges import check_edge, edge
 from tests.hunt.problems import LARGER, SMALL, TINY, moved_problems, problems_with_link, varied_problems
 from tests.hunt.tables import check_table
 
@@ -51,8 +55,26 @@ def hunt(seconds: float, first_seed: int) -> int:
     return 0
 
 
+def hunt_at_the_edge(seconds: float, first_seed: int) -> int:
+    """Draw large graphs, with budgets at the edge, until the time is up; return the exit code."""
+    end = monotonic() + seconds
+    verdicts: Counter[str] = Counter()
+    number = first_seed
+    while monotonic() < end:
+        try:
+            verdicts += check_edge(edge(number, _SECONDS), _SECONDS)
+        except Exception:
+            print(f"a false claim, or a fault: seed {number}, LARGE=1", file=sys.stderr)
+            raise
+        number += 1
+        counted = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.most_common())
+        print(f"{number - first_seed:,} problems: {counted}", flush=True)
+    print(f"nothing was found; seeds {first_seed} to {number - 1}")
+    return 0
+
+
 def _draw(
-    number: int, kind: str, drawn: SearchStrategy[Problem], check: Callable[[Problem], None], tried: Counter[str]
+    number: int, kind: str, drawn: SearchStrategy[Problem], check: Callable[[Problem], object], tried: Counter[str]
 ) -> None:
     @seed(number)
     @settings(
@@ -98,10 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, help="of the first problems; by default another one in each run")
+    parser.add_argument("--large", action="store_true", help="graphs of 60 to 400 ops, with budgets at the edge")
     arguments = parser.parse_args()
     first_seed = randrange(10**9) if arguments.seed is None else arguments.seed
     print(f"seeds from {first_seed} on", flush=True)
-    sys.exit(hunt(arguments.seconds, first_seed))
+    sys.exit((hunt_at_the_edge if arguments.large else hunt)(arguments.seconds, first_seed))
 
 
 if __name__ == "__main__":

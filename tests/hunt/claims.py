@@ -107,8 +107,8 @@ def _check(name: str, solution: Solution, truth: Mapping[Scope, int | None], lea
         assert solution.trace.time <= least, f"{name}: not optimal, {solution.scope}"
 
 
-def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits: Any) -> None:
-    """Hold what each planner proves against the plans of all others, as far as its scope goes."""
+def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits: Any) -> dict[str, Solution]:
+    """Hold what each planner proves against the plans of all others, as far as its scope goes; return what they say."""
     found = solutions(problem, names, **limits)
     for prover, proof in found.items():
         for name, other in found.items():
@@ -126,6 +126,7 @@ def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits:
     assert all(len(times) <= 1 for times in optimum.values()), optimum
     best = [min(optimum[scope]) for scope in _BY_ORACLE if optimum[scope]]
     assert best == sorted(best), optimum
+    return found
 
 
 def is_within(scope: Scope, solution: Solution) -> bool:
