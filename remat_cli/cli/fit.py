@@ -39,9 +39,9 @@ def command(
     """Search the largest value of a dimension of MODEL that fits: the largest batch, say, that can be trained.
 
     MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. The report
-    has three values: the largest that fits without a plan, the largest for which a plan was found, and the one above
-    which no plan in any order fits. The planner gets 10 seconds for each value that is tried, unless --time-limit or a
-    config says otherwise.
+    has three values: the largest that fits without a plan (of a PyTorch step: in eager mode), the largest for which a
+    plan was found, and the one above which no plan in any order fits. The planner gets 10 seconds for each value that
+    is tried, unless --time-limit or a config says otherwise.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def command(
     """
     from remat_cli.reports.terminal.fit import fit_report, fit_summary
     from remat_cli.studies.eager import eager_peak_of
-    from remat_cli.studies.fit import Question, fit
+    from remat_cli.studies.fit import Question, fit, fit_eager
     from remat_cli.studies.model_by_size import ModelBySize
 
     dim, values = _split_dims(given["dims"])
@@ -72,14 +72,11 @@ def command(
     sized = ModelBySize(model, options, dim)
     with streams.progress() as observe:
         result = fit(question, sized.at, observe, sized.predict_at)
-        eager_peaks = {
-            at.value: eager_peak_of(model, sized.options_at(at.value))
-            for at in (result.plain, result.shown)
-            if at is not None
-        }
+        shown = [at.value for at in (result.plain, result.shown) if at is not None]
+        eager = fit_eager(question, lambda value: eager_peak_of(model, sized.options_at(value)), observe, shown)
     if output is not None:
         streams.write(output, result.planning.schedule_file)
-    streams.report(lambda: fit_report(result, choice, eager_peaks), lambda: fit_summary(result, eager_peaks))
+    streams.report(lambda: fit_report(result, choice, eager), lambda: fit_summary(result, eager))
     return ExitCode.INTERRUPTED if result.interrupted else result.solution.status.exit_code
 
 

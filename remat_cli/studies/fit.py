@@ -5,7 +5,7 @@ Such as the largest batch size for training, with and without a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -129,6 +129,63 @@ class Fit:
         Larger values may fit, too.
         """
         return self.found is not None and self.found.value + self.question.multiple_of > self.question.at_most
+
+
+@dataclass(frozen=True)
+class EagerFit:
+    """The search for a PyTorch step without a plan.
+
+    Attributes:
+        value: the largest value at which eager fits the budget; None if it does not at the smallest.
+        peaks: eager's peak in bytes, by the values tried.
+    """
+
+    value: int | None
+    peaks: Mapping[int, int]
+
+
+def fit_eager(
+    question: Question,
+    peak_at: Callable[[int], int | None],
+    observe: Observer | None = None,
+    also_at: Iterable[int] = (),
+) -> EagerFit | None:
+    """Search the largest value at which eager fits a budget; None if its peak is not known at some value.
+
+    Args:
+        question: the search.
+        peak_at: returns eager's peak in bytes at a value; None if it is not known.
+        observe: is told the progress.
+        also_at: values whose peak is wanted, too.
+    """
+    peaks: dict[int, int] = {}
+    multiple = question.multiple_of
+
+    def peak_of(number: int) -> int:
+        value = number * multiple
+        if value not in peaks:
+            if observe is not None:
+                observe.phase(f"running the step at {question.dim}={value} on tensors without data")
+            if (peak := peak_at(value)) is None:
+                raise _EagerUnknown
+            peaks[value] = peak
+        return peaks[value]
+
+    def guess(low: int, high: int) -> int | None:
+        by_number = {value // multiple: peak for value, peak in peaks.items()}
+        return _crossing(by_number, question.budget_bytes, low, high)
+
+    try:
+        for value in also_at:
+            peak_of(value // multiple)
+        number = largest(lambda n: peak_of(n) <= question.budget_bytes, 0, question.at_most // multiple, guess)
+    except _EagerUnknown:
+        return None
+    return EagerFit(number * multiple or None, peaks)
+
+
+class _EagerUnknown(Exception):
+    """Eager's peak is not known at a value."""
 
 
 def fit(

@@ -250,7 +250,7 @@ def test_comparisons_name_first_what_eager_takes(remat: Remat, small: str) -> No
     assert re.search(r"eager peak +([\d.]+ kB) +\1\s+plain peak", remat("diff", small, small).out)
 
 
-def test_fit_says_where_eager_does_not_fit(remat: Remat, tmp_path: Path) -> None:
+def test_fit_searches_the_largest_batch_that_fits_in_eager_mode(remat: Remat, tmp_path: Path) -> None:
     path = tmp_path / "words.py"
     path.write_text(
         "import torch\n"
@@ -260,15 +260,16 @@ def test_fit_says_where_eager_does_not_fit(remat: Remat, tmp_path: Path) -> None
     )
     step = f"{path}:step"
     figures = remat("inspect", step, "--dim", "batch=64", "--json").json
-    plain, eager = figures["plain"]["peak_bytes"], figures["eager"]["peak_bytes"]
-    assert plain < eager
-    asked = ("fit", step, "--dim", "batch", "--at-most", "64", "--multiple-of", "64", "--planner", "keep_all")
-    budget = ("--budget", f"{plain}B")
-    assert remat(*asked, *budget, "--json").json["plain"]["eager_peak_bytes"] == eager
-    said = " ".join(remat(*asked, *budget).out.split())
-    assert "eager peak" in said
-    assert "does not fit at batch=64" in said
-    assert "does not fit at" not in remat(*asked, "--budget", f"{eager}B").out
+    eager = figures["eager"]["peak_bytes"]
+    asked = ("fit", step, "--dim", "batch", "--at-most", "80", "--multiple-of", "4", "--planner", "keep_all")
+    found = remat(*asked, "--budget", f"{eager}B", "--json").json
+    assert found["eager"] == {"value": 64, "eager_peak_bytes": eager}
+    assert found["plain"]["value"] > 64
+    assert found["plain"]["eager_peak_bytes"] > eager
+    said = " ".join(remat(*asked, "--budget", f"{eager}B").out.split())
+    assert f"with a plan is {found['plain']['value']}; without, 64." in said
+    none = remat(*asked, "--budget", f"{figures['eager']['fixed_bytes']}B", "--json")
+    assert none.json["eager"] is None
 
 
 def test_check_holds_eager_to_limits_and_baseline_where_no_plan_is_asked_for(
@@ -424,6 +425,8 @@ def test_checkpoints_are_chosen_and_written_as_a_schedule_that_runs(
     assert found["checkpoints"]["modules"]
     assert found["checkpoints"]["proven"]
     assert found["checkpoints"]["peak_bytes"] <= found["budget_bytes"] < found["eager"]["peak_bytes"]
+    figures = remat("inspect", stages, "--dim", "depth=4", "--json").json
+    assert found["eager"]["peak_bytes"] == figures["eager"]["peak_bytes"]
     assert '"stages.0"' in found["code"]
     assert found["free"]["overhead"] is not None
     assert remat("verify", stages, written, "-q").code == 0

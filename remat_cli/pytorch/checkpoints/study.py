@@ -31,6 +31,7 @@ from remat_cli.pytorch.checkpoints.captured import captured_schedule
 from remat_cli.pytorch.checkpoints.choice import Choice, choose
 from remat_cli.pytorch.checkpoints.memory import Memory
 from remat_cli.pytorch.checkpoints.words import TrainerSetting, code, settings
+from remat_cli.pytorch.memory.workspace import kernel_workspace
 from remat_cli.settings import option_of
 from remat_cli.units import BudgetSpec
 
@@ -38,7 +39,7 @@ Result = TypeVar("Result")
 
 _TRIES = 3  # of choices whose run takes more than was worked out
 # What layers of these kernels keep for the backward pass is known to the kernels only.
-_UNTOLD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+_UNTOLD = ("_cudnn_rnn", "miopen_rnn")
 _MANY = 3
 # Settings of a request that checkpoints heed, and graph options that do not apply to steps in eager mode.
 _OF_CHECKPOINTS = ("budget", "planner", "alignment")
@@ -195,11 +196,13 @@ class Eager:
             saved=saved,
             looked_at=looked_at,
             accumulate=self._options.accumulate,
+            outputs_held=True,
         )
         options = replace(self._options, measurements=None, accumulate=False)
         reading = step.reading(self._reading.graph.name)
         if self._measured is None:
-            return step, prepare_reading(reading, self._reference, options)
+            workspace_alone = Measurements({}, kernel_workspace(step.calls_alone))
+            return step, prepare_reading(reading, self._reference, options, measured=workspace_alone)
         without = replace(options, cost_model=None)
         estimated = prepare_reading(reading, self._reference, without)
         times = _by_kind(self._measured.times_ns, self._reading)
@@ -488,7 +491,9 @@ def _notes(
     if failing:
         notes.append(f"not wrapped, as the step fails with their checkpoints: {_some(failing)}")
     if options.measurements is None:
-        notes.append("the workspace of kernels is not counted: it is with --measurements FILE of 'remat measure'")
+        notes.append(
+            "the free plan counts no workspace of kernels: it does with --measurements FILE of 'remat measure'"
+        )
     if any(kernel in op.operator.type for op in step.ops for kernel in _UNTOLD):
         notes.append("what recurrent layers keep in eager mode is known to their kernels only: peaks are understated")
     normed = _with_batch_norm(step, () if wrapped is None else wrapped.paths)

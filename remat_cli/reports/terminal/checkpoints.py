@@ -81,7 +81,7 @@ def _remedies(planning: CheckpointPlanning) -> list[str]:
 
 
 def _table(planning: CheckpointPlanning) -> RenderableType:
-    rows: list[list[Cell]] = [["the step as it is", format_bytes(planning.plain.peak_bytes), ""]]
+    rows: list[list[Cell]] = [["eager, without a plan", format_bytes(planning.plain.peak_bytes), ""]]
     for label, wrapped in (("these checkpoints", planning.wrapped), ("checkpoints, least peak", planning.least)):
         if wrapped is not None and wrapped.paths:
             rows.append(_row(label, wrapped.trace.peak_bytes, planning.overhead(wrapped.trace.time)))

@@ -19,35 +19,34 @@ from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, notes_section, plan_facts, why_there_is_no_plan
 from remat_cli.reports.terminal.sweep import NO_PLAN
-from remat_cli.studies.fit import Fit, Sized
+from remat_cli.studies.fit import EagerFit, Fit, Sized
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 16
 
 
-def fit_report(fit: Fit, planner: PlannerChoice, eager_peaks: Mapping[int, int | None] | None = None) -> Report:
+def fit_report(fit: Fit, planner: PlannerChoice, eager: EagerFit | None = None) -> Report:
     """Return the report of `remat fit`.
 
     Args:
         fit: the result.
         planner: the planner, with the options that the user gave only.
-        eager_peaks: peak of a PyTorch step without a plan, by value; None where it is not known.
+        eager: the search for a PyTorch step without a plan; None where there is none.
     """
     prepared, solution = fit.shown.prepared, fit.solution
     labels = plan_facts(solution, prepared, planner)
-    verdict = Text(_verdict(fit), f"bold {STATUS_STYLES[solution.status]}")
+    verdict = Text(_verdict(fit, eager), f"bold {STATUS_STYLES[solution.status]}")
     parts: list[RenderableType] = [facts([*labels[:-1], ("budget", format_bytes(fit.question.budget_bytes))]), verdict]
     if fit.found is None:
         parts += why_there_is_no_plan(solution, prepared.optimizer)
-    known = {value: peak for value, peak in (eager_peaks or {}).items() if peak is not None}
-    parts.append(indented(_table(fit, known)))
-    remarks = _remarks(fit, known)
+    parts.append(indented(_table(fit, eager)))
+    remarks = _remarks(fit)
     if remarks:
         parts.append(section("Reading it", bullets(remarks)))
     return Report(*parts, *notes_section(prepared.notes))
 
 
-def _verdict(fit: Fit) -> str:
+def _verdict(fit: Fit, eager: EagerFit | None) -> str:
     question, dim = fit.question, shorten(fit.question.dim, _LONGEST_NAME)
     budget = format_bytes(question.budget_bytes)
     limit = question.request.max_overhead
@@ -55,19 +54,31 @@ def _verdict(fit: Fit) -> str:
     begun = "Interrupted. " if fit.interrupted else ""
     if fit.found is None:
         return f"Not even {dim}={question.multiple_of} fits {budget}{within}."
-    if fit.plain is not None and fit.plain.value == fit.found.value:
-        return f"{begun}The largest {dim} that fits {budget} is {fit.found.value:,}, without a plan."
-    without = "without, none fits" if fit.plain is None else f"without, {fit.plain.value:,}"
+    largest = _without_plan(fit, eager)
+    if largest is not None and largest >= fit.found.value:
+        return f"{begun}The largest {dim} that fits {budget} is {largest:,}, without a plan."
+    without = "without, none fits" if largest is None else f"without, {largest:,}"
     return f"{begun}The largest {dim} that fits {budget} with a plan{within} is {fit.found.value:,}; {without}."
 
 
-def _table(fit: Fit, eager_peaks: Mapping[int, int]) -> RenderableType:
+def _without_plan(fit: Fit, eager: EagerFit | None) -> int | None:
+    """Return the largest value that fits without a plan; None if none fits."""
+    if eager is not None:
+        return eager.value
+    return None if fit.plain is None else fit.plain.value
+
+
+def _table(fit: Fit, eager: EagerFit | None) -> RenderableType:
     dim = shorten(fit.question.dim, _LONGEST_NAME)
     rows: list[list[Cell]] = []
+    eager_peaks = {} if eager is None else eager.peaks
+    if eager is not None and eager.value is not None:
+        rows.append(["eager", f"{eager.value:,}", format_bytes(eager.peaks[eager.value])])
     if fit.plain is not None:
         rows.append(_row("plain run", fit.plain, None, baseline_of(fit.plain.prepared.graph), eager_peaks))
     if fit.found is not None and fit.solution.trace is not None and fit.solution.overhead:
-        gain = "" if fit.plain is None else f"× {fit.found.value / fit.plain.value:.2f}"
+        largest = _without_plan(fit, eager)
+        gain = "" if largest is None else f"× {fit.found.value / largest:.2f}"
         rows.append([*_row("with a plan", fit.found, fit.solution.overhead, fit.solution.trace, eager_peaks), gain])
     if fit.found is None:
         rows.append(_row("smallest", fit.smallest, None, None, eager_peaks))
@@ -92,11 +103,9 @@ def _row(
     ]
 
 
-def _remarks(fit: Fit, eager_peaks: Mapping[int, int]) -> list[str]:
+def _remarks(fit: Fit) -> list[str]:
     dim = shorten(fit.question.dim, _LONGEST_NAME)
     said = []
-    if fit.plain is not None and eager_peaks.get(fit.plain.value, 0) > fit.question.budget_bytes:
-        said.append(f"Eager, without remat, does not fit at {dim}={fit.plain.value:,}: the captured step keeps less.")
     if fit.limit is not None and fit.limit_is_proven:
         needs = "what is always in memory" if fit.question.request.split else "one op alone"
         said.append(f"Above the hard limit no plan in any order fits: {needs} needs more.")
@@ -113,19 +122,26 @@ def _remarks(fit: Fit, eager_peaks: Mapping[int, int]) -> list[str]:
     return said
 
 
-def fit_summary(fit: Fit, eager_peaks: Mapping[int, int | None] | None = None) -> Summary:
+def fit_summary(fit: Fit, eager: EagerFit | None = None) -> Summary:
     """Return the summary of `remat fit`; a missing figure is null.
 
-    `eager_peaks` as in `fit_report`.
+    `eager` as in `fit_report`.
     """
     question, planner = fit.question, fit.question.request.chosen
+
+    def peak_in_eager(value: int) -> Summary:
+        return eager_figure(None if eager is None else eager.peaks.get(value))
 
     def sized(at: Sized | None) -> Summary | None:
         if at is None:
             return None
         baseline = baseline_of(at.prepared.graph)
-        eager = eager_figure((eager_peaks or {}).get(at.value))
-        return {"value": at.value, **eager, "plain_peak_bytes": baseline.peak_bytes, "plain_time": baseline.time}
+        return {
+            "value": at.value,
+            **peak_in_eager(at.value),
+            "plain_peak_bytes": baseline.peak_bytes,
+            "plain_time": baseline.time,
+        }
 
     limit = question.request.max_overhead
     return {
@@ -136,6 +152,7 @@ def fit_summary(fit: Fit, eager_peaks: Mapping[int, int | None] | None = None) -
         "max_overhead": None if limit is None else float(limit),
         "multiple_of": question.multiple_of,
         "at_most": question.at_most,
+        **_eager_summary(eager),
         "plain": sized(fit.plain),
         "found": sized(fit.found),
         "limit": sized(fit.limit) if fit.limit_is_proven else None,
@@ -146,3 +163,11 @@ def fit_summary(fit: Fit, eager_peaks: Mapping[int, int | None] | None = None) -
         "interrupted": fit.interrupted,
         "notes": list(fit.shown.prepared.notes),
     }
+
+
+def _eager_summary(eager: EagerFit | None) -> Summary:
+    """Return the largest value of a step without a plan; nothing where there is no eager run."""
+    if eager is None:
+        return {}
+    found = None if eager.value is None else {"value": eager.value, **eager_figure(eager.peaks[eager.value])}
+    return {"eager": found}

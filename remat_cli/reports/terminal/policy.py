@@ -70,7 +70,7 @@ def _least_in_words(planning: PolicyPlanning, least: ChosenPolicy) -> str:
 
 def _table(planning: PolicyPlanning) -> RenderableType:
     modules = planning.modules
-    rows: list[list[Cell]] = [["the step as it is", format_bytes(modules.plain.peak_bytes), ""]]
+    rows: list[list[Cell]] = [["eager, without a plan", format_bytes(modules.plain.peak_bytes), ""]]
     free = modules.free if modules.free.trace is not None else modules.free_least
     known = [
         ("this policy", None if planning.chosen is None else planning.chosen.trace),
