@@ -121,9 +121,9 @@ def _patches(call: _Call) -> int:
 def _quantized_convolution(call: _Call) -> int:
     """Input and result with channels last, then the kernel's needs.
 
-    Both are for one image. If channels fill their blocks, signed weights need a pointer for each element of a patch.
-    Otherwise the kernel keeps sums of 32 bits and all patches of one group, or pointers instead of patches for groups
-    of one channel.
+    Both are for one image. If channels fill their blocks, signed weights beside unsigned inputs need a pointer for each
+    element of a patch. Otherwise the kernel keeps sums of 32 bits and all patches of one group, or pointers instead of
+    patches for groups of one channel.
     """
     is_last = integer_attribute(call.node, "channels_last", 0)
     image, result = call.shape(0)[1:], _shape(call.outputs[0])[1:]
@@ -134,21 +134,23 @@ def _quantized_convolution(call: _Call) -> int:
     is_depthwise = groups > 1 and channels == 1 and filters == groups
     pointers = _INDEX_BYTES * pixels * prod(kernel)
     is_pointwise = prod(kernel) == 1 and set(integers_attribute(call.node, "strides")) <= {1}
-    weights = call.inputs[3]
-    if (
-        weights is not None
-        and weights.element.name == "int8"
-        and (is_depthwise or _fills_blocks(groups, call.shape(3)))
-    ):
+    if _element(call, 0) == "uint8" and _element(call, 3) == "int8" and _fills_blocks(groups, call.shape(3)):
         return moved + (0 if is_pointwise else pointers)
     patches = 0 if is_pointwise else pointers if is_depthwise else pixels * channels * prod(kernel)
     return moved + _SUM_BYTES * pixels * filters + patches
 
 
+def _element(call: _Call, position: int) -> str | None:
+    kind = call.inputs[position]
+    return None if kind is None else kind.element.name
+
+
 def _fills_blocks(groups: int, weights: tuple[int, ...]) -> bool:
-    """Whether channels of a single group fill blocks."""
+    """Whether channels of a single group, or groups of one channel and one filter, fill blocks."""
     filters, channels = weights[:2]
-    return groups == 1 and channels % 4 == 0 and filters % 8 == 0
+    if groups > 1:
+        return channels == 1 and filters == groups and groups % 16 == 0
+    return channels % 4 == 0 and filters % 8 == 0
 
 
 def _deformed_patches(call: _Call) -> int:

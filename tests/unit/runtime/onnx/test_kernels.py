@@ -22,11 +22,12 @@ MIB = 2**20
 TOLERANCE = 0.6 * MIB
 
 # fmt: off
-F16, I64, U8, BOOL = TensorProto.FLOAT16, TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL
+F16, I64, U8, I8 = TensorProto.FLOAT16, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8
+BOOL = TensorProto.BOOL
 IN_PLACE = ("Celu", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Shrink", "Sigmoid", "Softmax",
             "Softplus", "Softsign", "Tanh", "ThresholdedRelu", "Trilu")
 ROWS, CHANNEL = (512, 8, 64), {"axis": 1}
-SCALE = [np.float32(0.1), np.uint8(0)]
+SCALE, SIGNED = [np.float32(0.1), np.uint8(0)], [np.float32(0.1), np.int8(0)]
 WAYS = {1: "forward", 2: "bidirectional"}
 HEADS = {"num_heads": 8, "domain": "com.microsoft"}
 
@@ -161,7 +162,7 @@ CASES = [
     ),
     # Quantized convolutions: patches, pointwise, strided, in groups, by channel, dilated, few channels.
     *(
-        Case("QLinearConv", h, [*SCALE, ints(*weights, dtype=kind), np.float32(0.1), kind(0), *SCALE], element=U8,
+        Case("QLinearConv", h, [*scale, ints(*weights, dtype=kind), np.float32(0.1), kind(0), *scale], element=element,
              attributes=told)
         for h, weights, told in (
             ((1, 32, 128, 128), (32, 32, 3, 3), {"pads": [1] * 4}), ((1, 32, 128, 128), (32, 32, 1, 1), {}),
@@ -172,8 +173,9 @@ CASES = [
             ((1, 64, 64, 64), (64, 32, 3, 3), {"pads": [1] * 4, "group": 2}),
             ((1, 64, 96, 96), (96, 64, 1, 1), {"strides": [2, 2]}),
             ((1, 16, 128, 128), (24, 16, 3, 3), {"pads": [2] * 4, "dilations": [2, 2]}),
+            ((1, 40, 128, 128), (40, 1, 3, 3), {"pads": [1] * 4, "group": 40}),
         )
-        for kind in (np.uint8, np.int8)
+        for element, scale, kind in ((U8, SCALE, np.uint8), (U8, SCALE, np.int8), (I8, SIGNED, np.int8))
     ),
     Case("QLinearConv", (1, 128, 128, 32), [*SCALE, ints(64, 32, 3, 3, dtype=np.uint8), *SCALE, *SCALE], element=U8,
          attributes={"pads": [1] * 4, "channels_last": 1, "domain": "com.microsoft"}),
