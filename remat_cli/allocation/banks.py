@@ -86,7 +86,7 @@ def allocate_in_banks(
         alignment: offsets are multiples of this.
         observe: is told the progress.
     """
-    search = _Search(buffers, traffic, banks, limits, alignment, observe or Observer())
+    search = _BankSearch(buffers, traffic, banks, limits, alignment, observe or Observer())
     interrupted = False
     if buffers:
         try:
@@ -96,7 +96,7 @@ def allocate_in_banks(
     return replace(search.allocation(), interrupted=interrupted)
 
 
-class _Search:
+class _BankSearch:
     """One search for banks and offsets.
 
     Attributes:

@@ -232,9 +232,9 @@ def _place(near: Neighbours, s: State, depth: int, buffer: int, capacity: int) -
 
 @compiled
 def _fit_sections(near: Neighbours, s: State, depth: int, offset: int, top: int, capacity: int, stamp: int) -> bool:
-    """Raise floors to the least offsets of waiting buffers.
+    """Raise each section's floor; return whether its waiting buffers still fit above.
 
-    Return whether loads still fit above the floors.
+    The floor rises to the least offset that a waiting buffer can have. Only sections with this stamp have changed.
     """
     for section in range(s.frames[FIRST, depth], s.frames[LAST, depth]):
         load = s.sections[LOAD, section]

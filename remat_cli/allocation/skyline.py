@@ -108,10 +108,10 @@ def search(instance: Instance, capacity: int, beam: Beam, is_over: Callable[[], 
         beam: parameters of the search.
         is_over: returns whether to stop.
     """
-    return _Search(instance.backwards() if beam.backwards else instance, capacity, beam).run(is_over)
+    return _BeamSearch(instance.backwards() if beam.backwards else instance, capacity, beam).run(is_over)
 
 
-class _Search:
+class _BeamSearch:
     def __init__(self, instance: Instance, capacity: int, beam: Beam) -> None:
         self._capacity = capacity
         self._beam = beam

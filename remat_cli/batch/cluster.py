@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from remat_cli import __version__
 from remat_cli.batch.job import Job, JobLimits, JobOutcome, failure, refusal
-from remat_cli.batch.processes import Processes
+from remat_cli.batch.processes import ProcessExecutor
 from remat_cli.batch.result_lines import Ending
 from remat_cli.batch.run_job import check_unchanged
 from remat_cli.errors import ClusterLost, RematError, UsageError
@@ -108,7 +108,7 @@ def run_parcel(parcel: Parcel, limits: JobLimits) -> JobOutcome:
     """
     with TemporaryDirectory(prefix="remat-") as name:
         job = unpack(parcel, Path(name))
-        processes = Processes(1, limits)
+        processes = ProcessExecutor(1, limits)
         try:
             processes.submit(job)
             while _is_wanted():

@@ -47,7 +47,7 @@ class _Child:
     printed: bytearray = field(default_factory=bytearray)
 
 
-class Processes:
+class ProcessExecutor:
     """Executes jobs in at most `slots` processes at a time.
 
     Args:

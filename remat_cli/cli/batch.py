@@ -216,9 +216,9 @@ def _allowed(wanted: int, streams: Output) -> int:
 
 def _executor(scheduler: str | None, slots: int, limits: JobLimits) -> Executor:
     if scheduler is None:
-        from remat_cli.batch.processes import Processes
+        from remat_cli.batch.processes import ProcessExecutor
 
-        return Processes(slots, limits)
+        return ProcessExecutor(slots, limits)
     from remat_cli.batch.cluster import Cluster
 
     return Cluster(scheduler, limits)

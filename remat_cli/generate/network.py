@@ -56,9 +56,14 @@ class NetworkBuilder:
         return self.views(type_, name, of, (name,), shape)[0]
 
     def views(self, type_: str, name: str, of: str, results: Sequence[str], shape: Shape) -> Sequence[str]:
-        """Add an op whose results are views of its input.
+        """Add an op, such as a split, whose results share the input's storage.
 
-        All views have this shape.
+        Args:
+            type_: kind of the op.
+            name: name of the op.
+            of: the input.
+            results: names of the results.
+            shape: shape of each result.
         """
         views = tuple(self._value(result, shape, view_of=of) for result in results)
         self._add(type_, name, (of,), views, {})

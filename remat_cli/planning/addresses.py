@@ -53,10 +53,10 @@ def solve_with_addresses(
         FalseClaim: one of the planner's schedules does not run.
         KeyboardInterrupt: the search was interrupted before it found a plan.
     """
-    return _Search(problem, planner, alignment, observe, banks).run()
+    return _AddressSearch(problem, planner, alignment, observe, banks).run()
 
 
-class _Search:
+class _AddressSearch:
     """The state of one search with addresses.
 
     Attributes:

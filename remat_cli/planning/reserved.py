@@ -42,7 +42,7 @@ def solve_with_allocator(problem: Problem, planner: Planner, allocator: CudaAllo
         FalseClaim: a schedule of the planner's does not run.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    return _Search(problem, planner, allocator, observe).run()
+    return _ReservedSearch(problem, planner, allocator, observe).run()
 
 
 def reserved_for_smallest(solution: Solution, allocator: CudaAllocator) -> Solution:
@@ -67,7 +67,7 @@ def _reserved(problem: Problem, schedule: Schedule, allocator: CudaAllocator) ->
     return Reserved(allocator, taken, plain)
 
 
-class _Search:
+class _ReservedSearch:
     """One search.
 
     Attributes:

@@ -83,7 +83,7 @@ def smallest_budget(
         PlannerRefuses: the planner cannot take this graph.
         KeyboardInterrupt: the search was interrupted before it found a plan.
     """
-    search = _Search(plain, planner, observe, max_overhead)
+    search = _BudgetSearch(plain, planner, observe, max_overhead)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def at_budget(solution: Solution, budget_bytes: int) -> Solution:
     return replace(solution, problem=replace(solution.problem, budget=Budget(budget_bytes)))
 
 
-class _Search:
+class _BudgetSearch:
     """The search, with its position (`floor`) and its proof (`proven`)."""
 
     def __init__(

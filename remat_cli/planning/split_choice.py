@@ -164,7 +164,7 @@ def plan_split(
         size = request.budget_bytes(whole.prepared.graph)
         assert size is not None
         request = request.at(size)
-    search = _Search(prepared_with, request, observe or Observer(), whole, draft, any_plan, has_loss, seconds)
+    search = _SplitSearch(prepared_with, request, observe or Observer(), whole, draft, any_plan, has_loss, seconds)
     return search.best(former)
 
 
@@ -225,7 +225,7 @@ class _Reached:
 
 
 @dataclass
-class _Search:
+class _SplitSearch:
     prepared_with: PreparedWith
     request: Request
     observe: Observer

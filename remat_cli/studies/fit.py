@@ -221,9 +221,9 @@ def fit(
             hint="give a larger upper limit, or a smaller multiple",
         )
     try:
-        return _Search(question, prepare_at, observe or Observer(), predict_at).run()
+        return _SizeSearch(question, prepare_at, observe or Observer(), predict_at).run()
     except _WrongPrediction:
-        return _Search(question, prepare_at, observe or Observer(), lambda value: None).run()
+        return _SizeSearch(question, prepare_at, observe or Observer(), lambda value: None).run()
 
 
 class _WrongPrediction(Exception):
@@ -231,7 +231,7 @@ class _WrongPrediction(Exception):
 
 
 @dataclass
-class _Search:
+class _SizeSearch:
     """A search over numbers: n stands for the value n * multiple_of.
 
     Number 0 stands for no value.

@@ -26,7 +26,7 @@ from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.pofo.dp import PofoTable
-from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
+from remat_cli.planners.pofo.model import FluidCosts, FluidNeeds
 from remat_cli.planners.pofo.structure import (
     Block,
     Checkpoint,
@@ -258,7 +258,7 @@ def test_recurrences_along_each_structure_are_its_simulated_time(seed: int) -> N
     layers = rng.randint(3, 4)
     chain, rate = random_chain(rng, layers), rng.choice(RATES)
     for memory in rng.sample(range(5, 30), 4):
-        model = FluidModel(fluid_needs(chain), memory, rate)
+        model = FluidCosts(fluid_needs(chain), memory, rate)
         for structure in all_structures(layers):
             assert fluid_time(model, structure) == simulated(chain, memory, rate, structure)
 
@@ -270,7 +270,7 @@ def test_recompute_costs_of_each_tree_are_its_simulated_time(seed: int) -> None:
     chain, rate = random_chain(rng, last + 1), rng.choice(RATES)
     pending = rng.randint(0, 25)
     for memory in rng.sample(range(5, 30), 4):
-        model = FluidModel(fluid_needs(chain), memory, rate)
+        model = FluidCosts(fluid_needs(chain), memory, rate)
         for first in range(1, last + 1):
             kept = int(chain.activation[first - 1])
             for part in recomputations(first, last):
@@ -303,7 +303,7 @@ def test_dynamic_program_finds_the_best_structure(seed: int) -> None:
             times = [simulated(chain, memory - reserved, Fraction(rate), each) for each in all_structures(layers)]
             assert table.time(reserved) == pytest.approx(float(min(times)))
             if min(times) < inf:
-                model = FluidModel(fluid_needs(chain), memory - reserved, Fraction(rate))
+                model = FluidCosts(fluid_needs(chain), memory - reserved, Fraction(rate))
                 assert fluid_time(model, table.structure(reserved)) == min(times)
 
 
@@ -317,7 +317,7 @@ def test_structure_has_the_time_that_the_table_says(seed: int) -> None:
     fitting = [reserved for reserved in range(memory) if table.time(reserved) < inf]
     assert fitting
     for reserved in fitting:
-        model = FluidModel(fluid_needs(chain), memory - reserved, Fraction(rate))
+        model = FluidCosts(fluid_needs(chain), memory - reserved, Fraction(rate))
         assert float(fluid_time(model, table.structure(reserved))) == pytest.approx(table.time(reserved))
 
 
@@ -330,7 +330,7 @@ def test_on_a_coarse_grid_a_structure_is_no_slower_than_the_table_says(seed: int
     if table.time() < inf:
         time = simulated(chain, memory, rate, table.structure())
         assert float(time) <= table.time() + 1e-6
-        assert time == fluid_time(FluidModel(fluid_needs(chain), memory, rate), table.structure())
+        assert time == fluid_time(FluidCosts(fluid_needs(chain), memory, rate), table.structure())
 
 
 def deep_graph(rng: random.Random, length: int) -> Graph:
@@ -375,7 +375,7 @@ def check_that_structures_fit(problem: Problem, cuts: Cuts, rate: Fraction) -> N
         if table.time(reserved) == inf:
             break
         structure = table.structure(reserved)
-        assert float(fluid_time(FluidModel(needs, memory - reserved, rate), structure)) <= table.time(reserved) + 1e-6
+        assert float(fluid_time(FluidCosts(needs, memory - reserved, rate), structure)) <= table.time(reserved) + 1e-6
         tensors = offloaded_tensors(linearised, structure)
         sequence = RematSequence.of_names(problem.graph, linearised.computes(structure.steps()))
         assert (

@@ -80,7 +80,7 @@ class Listener(PassingObserver):
             self._incumbent.prove(bound.time, bound.scope, bound.basis)
 
 
-class Members:
+class AutoPlanners:
     """The planners of one run of `auto`.
 
     Searches that may continue later are kept.
@@ -146,16 +146,20 @@ class Members:
     # Bounds
 
     def prove(self, limits: Limits) -> None:
-        """Bound recomputation in any order by single moments."""
+        """Prove a bound from single moments of the step.
+
+        The bound is the least recomputation of any plan in any order.
+        """
         from remat_cli.planners.retention.any_order_bound import any_order_bound
 
         self.observe.phase("proving a bound")
         self._note(any_order_bound(self.problem.graph, self._room, limits.part(work=_WORK_OF_BOUND)))
 
     def prove_at_cuts(self, limits: Limits) -> None:
-        """Bound recomputation in any order by several moments together.
+        """Prove a bound from several moments of the step at once.
 
-        A solution's tensors, repaired, also give a plan.
+        The bound is the least recomputation of any plan in any order. The tensors that its solution keeps, repaired
+        until they fit, also give a plan.
         """
         from remat_cli.planners.retention.cut_bound import CutSearch
 

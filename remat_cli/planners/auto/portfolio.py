@@ -15,7 +15,7 @@ from remat_cli.core.graph import Phase
 from remat_cli.core.problem import Observer, PlanResult, Problem, Scope
 from remat_cli.errors import PlannerRefuses
 from remat_cli.machine.system_limits import refusal_of
-from remat_cli.planners.auto.members import Members
+from remat_cli.planners.auto.members import AutoPlanners
 from remat_cli.planners.retention.options import SHARE_OF_TURN, WORK_OF_TURN
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shortest_path.planner import is_small
@@ -35,7 +35,7 @@ class Standing:
         asked: names of the planners asked so far, in order.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: AutoPlanners) -> None:
         self.asked: list[str] = []
         self._members = members
         self._graph = members.problem.graph
@@ -138,7 +138,7 @@ class Turn(NamedTuple):
     """
 
     planner: str
-    ask: Callable[[Members, Limits], None]
+    ask: Callable[[AutoPlanners, Limits], None]
     share: float | Callable[[Standing], float] = 1.0
     work: float = inf
 
@@ -171,109 +171,111 @@ def _is_compiled() -> bool:
 # depend on the clock.
 _QUICK = 0.25
 _MOST = 0.7
-_restart_few = partial(Members.restart_min_cuts, most_fruitless=2)
-_restart_many = partial(Members.restart_min_cuts, most_fruitless=4)
+_restart_few = partial(AutoPlanners.restart_min_cuts, most_fruitless=2)
+_restart_many = partial(AutoPlanners.restart_min_cuts, most_fruitless=4)
 
 FIRST = (
-    Stage(_always, (Turn("keep_all", Members.keep_all),), "the plain run: where it fits, nothing is better"),
-    Stage(lambda s: s.ops <= 3_000, (Turn("dtr", Members.evict, _QUICK),), "a plan at once"),
-    Stage(lambda s: s.ops > 3_000, (Turn("min_cut", Members.cut_once),), "the same where eviction takes too long"),
-    Stage(_always, (Turn("", Members.prove, _QUICK),), "a bound: what follows depends on how far it is"),
+    Stage(_always, (Turn("keep_all", AutoPlanners.keep_all),), "the plain run: where it fits, nothing is better"),
+    Stage(lambda s: s.ops <= 3_000, (Turn("dtr", AutoPlanners.evict, _QUICK),), "a plan at once"),
+    Stage(lambda s: s.ops > 3_000, (Turn("min_cut", AutoPlanners.cut_once),), "the same where eviction takes too long"),
+    Stage(_always, (Turn("", AutoPlanners.prove, _QUICK),), "a bound: what follows depends on how far it is"),
 )
 WITH_TRANSFERS = (
     Stage(
-        _always, (Turn("offload", Members.offload, 0.4),), "the first plans with transfers, and a bound on all plans"
+        _always,
+        (Turn("offload", AutoPlanners.offload, 0.4),),
+        "the first plans with transfers, and a bound on all plans",
     ),
     Stage(
         lambda s: s.is_training and s.ops <= 1_500,
-        (Turn("pofo", Members.plan_fluid_chain, 0.4),),
+        (Turn("pofo", AutoPlanners.plan_fluid_chain, 0.4),),
         "on chains, the best plans at tight budgets",
     ),
 )
 RECOMPUTING = (
     Stage(
         lambda s: s.is_tiny,
-        (Turn("shortest_path", Members.settle, work=1_000),),
+        (Turn("shortest_path", AutoPlanners.settle, work=1_000),),
         "settles most small graphs in a fraction of a second",
     ),
     Stage(
         lambda s: s.is_tangled and s.gap > NEAR,
-        (Turn("", Members.compile_annealing),),
+        (Turn("", AutoPlanners.compile_annealing),),
         "it takes some twenty seconds, once: other planners come first until then",
     ),
     Stage(
         _always,
-        (Turn("min_cut", Members.search_min_cuts, lambda s: 1.0 if s.is_training else _QUICK),),
+        (Turn("min_cut", AutoPlanners.search_min_cuts, lambda s: 1.0 if s.is_training else _QUICK),),
         "near the best on training graphs; on others the order matters, so others should have their time",
     ),
     Stage(
         lambda s: s.is_usual_training,
-        (Turn("retention", Members.prove_at_cuts, SHARE_OF_TURN, WORK_OF_TURN),),
+        (Turn("retention", AutoPlanners.prove_at_cuts, SHARE_OF_TURN, WORK_OF_TURN),),
         "a better bound, and often the best plan",
     ),
     Stage(
         lambda s: s.is_small and s.is_training and s.gap > NEAR,
-        (Turn("rotor", Members.plan_chain, _QUICK),),
+        (Turn("rotor", AutoPlanners.plan_chain, _QUICK),),
         "the best plan of many chains, in some hundredths of a second",
     ),
     Stage(
         lambda s: s.is_small and s.is_training and s.ops <= 40,
-        (Turn("shortest_path", Members.settle, _QUICK, work=20_000),),
+        (Turn("shortest_path", AutoPlanners.settle, _QUICK, work=20_000),),
         "settles most of them sooner than those below; of more ops, the others are sooner",
     ),
     Stage(
         lambda s: s.is_usual_training and s.gap > NEAR,
         (
             Turn("min_cut", _restart_few, _QUICK),
-            Turn("rotor", Members.plan_chain, _QUICK),
+            Turn("rotor", AutoPlanners.plan_chain, _QUICK),
         ),
         "plans of other kinds, from which others go on; on chains, plans in budgets where others have none",
     ),
     Stage(
         lambda s: s.anneals_first,
-        (Turn("annealing", Members.anneal, lambda s: _MOST if s.ops <= 5_000 else 1.0),),
+        (Turn("annealing", AutoPlanners.anneal, lambda s: _MOST if s.ops <= 5_000 else 1.0),),
         "far from the bound: better orders, soon",
     ),
     Stage(
         lambda s: s.ops <= (5_000 if s.gap > NEAR else 1_000),
-        (Turn("retention", Members.retain, lambda s: _MOST if s.retention_shares else 1.0),),
+        (Turn("retention", AutoPlanners.retain, lambda s: _MOST if s.retention_shares else 1.0),),
         "goes on from the best plan; near the bound little is left for its time in large graphs",
     ),
     Stage(
         lambda s: s.is_tangled and not s.has_annealed and s.gap > NEAR,
-        (Turn("annealing", Members.anneal),),
+        (Turn("annealing", AutoPlanners.anneal),),
         "what retention leaves open",
     ),
     Stage(
         lambda s: s.found_by not in (None, "min_cut"),
-        (Turn("min_cut", Members.improve_by_min_cuts),),
+        (Turn("min_cut", AutoPlanners.improve_by_min_cuts),),
         "the neighbourhoods of the best plan, in the order that it has now",
     ),
     Stage(
         lambda s: s.is_usual_training and s.gap > NEAR,
         (
             Turn("min_cut", _restart_many, _QUICK),
-            Turn("retention", Members.prove_at_cuts, work=20.0),
+            Turn("retention", AutoPlanners.prove_at_cuts, work=20.0),
         ),
         "the gap is still wide: one long turn of the bound proves more than two short ones",
     ),
     Stage(
         lambda s: s.is_tiny,
-        (Turn("shortest_path", Members.settle, work=20_000),),
+        (Turn("shortest_path", AutoPlanners.settle, work=20_000),),
         "settles the tiny graphs that are left",
     ),
     Stage(
         lambda s: s.is_small and s.is_training,
-        (Turn("shortest_path", Members.settle, work=40_000),),
+        (Turn("shortest_path", AutoPlanners.settle, work=40_000),),
         "settles most of the small ones that are left",
     ),
     Stage(
         lambda s: s.is_small and s.is_tangled,
-        (Turn("shortest_path", Members.settle, work=20_000),),
+        (Turn("shortest_path", AutoPlanners.settle, work=20_000),),
         "settles half of them, often with a better plan; a state takes longer where the order is free",
     ),
 )
-LAST_WITH_TRANSFERS = (Stage(_always, (Turn("offload", Members.offload),), "goes on from the best plan of all"),)
+LAST_WITH_TRANSFERS = (Stage(_always, (Turn("offload", AutoPlanners.offload),), "goes on from the best plan of all"),)
 
 
 class Portfolio:
@@ -301,7 +303,7 @@ class Portfolio:
             patience: patience of retention.
             retention_work: limit on retention's counted work; None for no limit but time.
         """
-        self._members = Members(
+        self._members = AutoPlanners(
             problem, observe, limits, gap, patience, inf if retention_work is None else retention_work
         )
         self._standing = Standing(self._members)

@@ -47,7 +47,7 @@ class _GivenUp(Exception):
     """No tensor is left to evict, or a limit is reached."""
 
 
-class GreedyRun:
+class EvictingDevice:
     """The device while a graph runs."""
 
     def __init__(self, graph: Graph, heuristic: Heuristic, limits: RunLimits) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from remat_cli.core.problem import Plan, PlanResult
 from remat_cli.planners.dtr.options import Heuristic
-from remat_cli.planners.dtr.run import GreedyRun, RunLimits
+from remat_cli.planners.dtr.run import EvictingDevice, RunLimits
 from remat_cli.planners.shared.incumbent import Incumbent
 from remat_cli.planners.shared.limits import Limits
 from remat_cli.planners.shared.sequence import RematSequence
@@ -86,7 +86,7 @@ class GreedySearch:
             runs=int(self._most_times * len(self._graph.ops)),
             deadline=self._limits.deadline,
         )
-        ops = GreedyRun(self._graph, heuristic, limits).computes()
+        ops = EvictingDevice(self._graph, heuristic, limits).computes()
         if ops is None:
             self._given_up += 1
             return None

@@ -64,7 +64,7 @@ class ChoiceWindow:
         return solve_model(self._model, limits, rounding=Rounding.RESTRICT, settings=_SETTINGS)
 
     def prove(self, room: int, limits: Limits, known: int) -> SolverOutcome:
-        """Bound the time of all choices that fit.
+        """Prove a lower bound on the time of every choice that fits the room.
 
         Args:
             room: bytes for kept tensors, without the least that the moment's own run needs.

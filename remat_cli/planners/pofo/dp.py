@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_cli.errors import UsageError
-from remat_cli.planners.pofo.model import BlockCost, FluidModel, FluidNeeds, FluidState, Item, Rest
+from remat_cli.planners.pofo.model import BlockCost, FluidCosts, FluidNeeds, FluidState, Item, Rest
 from remat_cli.planners.pofo.options import StateRounding
 from remat_cli.planners.pofo.structure import Block, Checkpoint, KeepFirst, Recomputation, Structure
 from remat_cli.units import format_bytes
@@ -91,7 +91,7 @@ class PofoTable:
         Raises:
             UsageError: the table would not fit in memory.
         """
-        self._model = FluidModel(needs, memory, rate)
+        self._model = FluidCosts(needs, memory, rate)
         self._layers = len(needs)
         self._rounded_down = _ROUNDED_DOWN[rounding]
         self._slot_bytes = max(1, -(-memory // slots))

@@ -121,7 +121,7 @@ class FluidNeeds:
         return cls(layers, activation - layers.passing, carried.diagonal(), none_need)
 
 
-class FluidModel:
+class FluidCosts:
     """The costs of one chain on one device.
 
     Attributes:
@@ -264,7 +264,15 @@ class FluidModel:
         return cost.fits, cost.forward + cost.backward + (end.leaving + end.returning) / self.rate
 
     def kept_for_check(self, first: int, kept: Amount, *, reopened: bool) -> Amount:
-        """Return A of layers that begin with F_ck, which keeps all input."""
+        """Return the bytes kept on the device while layers run that begin with F_ck.
+
+        This is A of the paper. F_ck keeps the whole input of its first layer.
+
+        Args:
+            first: number of the first of these layers.
+            kept: bytes kept before.
+            reopened: whether the input's passing tensors are counted in `kept` already.
+        """
         return kept + (not reopened) * self._passing[first - 1]
 
     def recompute_layer(self, layer: int, kept: Amount, pending: Amount) -> tuple[Fits, Amount]:

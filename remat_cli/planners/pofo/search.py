@@ -20,7 +20,7 @@ from remat_cli.core.schedule import input_order
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import PlannerRefuses
 from remat_cli.planners.pofo.dp import PofoTable
-from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
+from remat_cli.planners.pofo.model import FluidCosts, FluidNeeds
 from remat_cli.planners.pofo.options import PofoOptions, StateRounding
 from remat_cli.planners.pofo.structure import Structure, fluid_time
 from remat_cli.planners.rotor.dp import RotorTable
@@ -90,7 +90,7 @@ class PofoSearch:
     def _search(self, linearised: Linearised) -> None:
         improve = self._options.improve
         tried = [*self._try_without_offloading()] if improve else []
-        model = FluidModel(
+        model = FluidCosts(
             FluidNeeds.measured(linearised.gauge), max(self._budget - linearised.base_bytes, 0), self._rate
         )
         for rounding in self._options.rounding.each:
@@ -117,7 +117,7 @@ class PofoSearch:
                 yield self._try(linearised.computes(table.steps(int(faster[number]))), self._graph.producer)
 
     def _try_structures(
-        self, linearised: Linearised, model: FluidModel, rounding: StateRounding
+        self, linearised: Linearised, model: FluidCosts, rounding: StateRounding
     ) -> Iterator[_PofoPlan | None]:
         """Try POFO's structures for all the memory, and for less."""
         self._observe.phase(f"planning a chain of {len(linearised)} layers, states rounded: {rounding.value}")

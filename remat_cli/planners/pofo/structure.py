@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from remat_cli.planners.pofo.model import Amount, FluidModel, FluidState, Item, Rest
+from remat_cli.planners.pofo.model import Amount, FluidCosts, FluidState, Item, Rest
 from remat_cli.planners.shared.chain.model import ChainStep, Operation
 
 
@@ -129,7 +129,7 @@ def recomputed(part: Recomputation) -> Iterator[ChainStep]:
 
 
 def recomputation_time(
-    model: FluidModel, part: Recomputation, last: int, kept: Amount, pending: Amount, *, reopened: bool
+    model: FluidCosts, part: Recomputation, last: int, kept: Amount, pending: Amount, *, reopened: bool
 ) -> Amount:
     """Return C of a recomputation up to `last`; infinite if it does not fit.
 
@@ -158,7 +158,7 @@ def recomputation_time(
     return time if fits else inf
 
 
-def fluid_time(model: FluidModel, structure: Structure) -> Amount:
+def fluid_time(model: FluidCosts, structure: Structure) -> Amount:
     """Return a structure's time in the model; infinite if it does not fit.
 
     Args:

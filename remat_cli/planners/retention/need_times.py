@@ -89,9 +89,18 @@ class NeedTimes:
 
 
 def _gaps(stages: Stages, reads: Ints, needs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return tensor, stage, stage before and first free stage of each need.
+    """Return the gap before each need, in which its tensor may be dropped.
 
-    A tensor is free from the first stage that can do without it.
+    A need is a tensor that must be in memory at a stage.
+
+    Args:
+        stages: the graph in its order.
+        reads: needs of first runs, as tensor * (stages + 1) + stage.
+        needs: all needs, in the same form, ascending.
+
+    Returns:
+        For each need: tensor, stage, the stage of the tensor's need before (or of its producer), and the first stage
+        of the gap, which can do without the tensor.
     """
     count = len(stages) + 1
     tensor, stage = needs // count, needs % count

@@ -16,7 +16,7 @@ import pytest
 
 from remat_cli.batch import processes
 from remat_cli.batch.job import Job, JobLimits, JobOutcome
-from remat_cli.batch.processes import Processes
+from remat_cli.batch.processes import ProcessExecutor
 from remat_cli.batch.result_lines import Ending
 from remat_cli.errors import SystemRefuses
 from tests.places import ROOT
@@ -55,7 +55,7 @@ def dies(process: int, within: float = 10) -> bool:
     return not is_alive(process)
 
 
-def wait_for(file: Path, executor: Processes) -> None:
+def wait_for(file: Path, executor: ProcessExecutor) -> None:
     """Let jobs run until one of them has written this file."""
     while not file.exists() or not file.read_text():
         executor.finished(0.02)
@@ -63,7 +63,7 @@ def wait_for(file: Path, executor: Processes) -> None:
 
 def run_all(jobs: Sequence[Job], limits: JobLimits | None = None, slots: int = 2) -> dict[str, JobOutcome]:
     """The outcomes by the names of the graphs."""
-    executor = Processes(slots, limits or JobLimits())
+    executor = ProcessExecutor(slots, limits or JobLimits())
     waiting = list(jobs)
     outcomes: dict[str, JobOutcome] = {}
     try:
@@ -114,7 +114,7 @@ def test_time_is_limited(tmp_path: Path) -> None:
     assert ended.error == "no plan was found in 0.5 s"
 
 
-def let_time_be_up(executor: Processes) -> JobOutcome:
+def let_time_be_up(executor: ProcessExecutor) -> JobOutcome:
     """Let the time of the only job be up now."""
     executor._children[0].deadline = monotonic()
     outcomes: list[tuple[Job, JobOutcome]] = []
@@ -126,7 +126,7 @@ def let_time_be_up(executor: Processes) -> JobOutcome:
 
 @needs_proc
 def test_a_job_whose_time_is_up_and_that_does_not_listen_is_killed(tmp_path: Path, stray: Path) -> None:
-    executor = Processes(1, JobLimits(seconds=3600))
+    executor = ProcessExecutor(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "stubborn"))[0])
     wait_for(stray, executor)
     assert let_time_be_up(executor).ended.status is Ending.TIMED_OUT
@@ -137,7 +137,7 @@ def test_a_job_whose_time_is_up_hands_over_its_plan(tmp_path: Path, monkeypatch:
     planned = tmp_path / "planned"
     monkeypatch.setattr(processes, "GRACE", 30)
     monkeypatch.setenv("AT_LEISURE", str(planned))
-    executor = Processes(1, JobLimits(seconds=3600))
+    executor = ProcessExecutor(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "well"))[0])
     wait_for(planned, executor)
     outcome = let_time_be_up(executor)
@@ -153,7 +153,7 @@ def test_a_job_leaves_requests_to_end_to_the_process_that_wants_it(
     planned = tmp_path / "planned"
     monkeypatch.setattr(processes, "GRACE", 30)
     monkeypatch.setenv("AT_LEISURE", str(planned))
-    executor = Processes(1, JobLimits(seconds=3600))
+    executor = ProcessExecutor(1, JobLimits(seconds=3600))
     executor.submit(jobs_on(*write_graphs(tmp_path, "well"))[0])
     wait_for(planned, executor)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -164,7 +164,7 @@ def test_a_job_leaves_requests_to_end_to_the_process_that_wants_it(
 
 @needs_proc
 def test_close_ends_every_process_and_what_it_started(tmp_path: Path, stray: Path) -> None:
-    executor = Processes(2, JobLimits())
+    executor = ProcessExecutor(2, JobLimits())
     for job in jobs_on(*write_graphs(tmp_path, "slow", "stubborn")):
         executor.submit(job)
     assert not executor.has_room
@@ -184,7 +184,7 @@ from remat_cli.batch import processes
 from remat_cli.batch.job import JobLimits
 from tests.unit.batch.models import jobs_on
 processes.CHILD = ({faulty_child.__file__!r},)
-executor = processes.Processes(1, JobLimits())
+executor = processes.ProcessExecutor(1, JobLimits())
 executor.submit(jobs_on(Path({str(graphs[0])!r}))[0])
 print(executor._children[0].process.pid, flush=True)
 executor.finished(600)
@@ -213,7 +213,7 @@ def test_where_the_system_allows_fewer_processes_jobs_wait_for_one_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = subprocess.Popen
-    executor = Processes(3, JobLimits())
+    executor = ProcessExecutor(3, JobLimits())
 
     def refuse_the_second(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
         if executor._children:

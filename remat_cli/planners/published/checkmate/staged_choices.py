@@ -72,7 +72,7 @@ class StagedChoices:
         return _passing(self.is_loose)
 
     def connected(self) -> StagedChoices:
-        """Drop recomputations that only memory limits within stages justify.
+        """Drop recomputations that a plan of least time does not need.
 
         Without the limits on that memory, a set of recomputations of one stage that are connected through tensors can
         be moved to the stage before, or to the one after, where one of the two relieves the first runs in between,

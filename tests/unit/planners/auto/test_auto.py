@@ -17,7 +17,7 @@ from remat_cli.core.solve import Solution, baseline_of, solve
 from remat_cli.errors import UsageError
 from remat_cli.generate.unet import UNet
 from remat_cli.planners.auto import portfolio
-from remat_cli.planners.auto.members import Listener, Members
+from remat_cli.planners.auto.members import AutoPlanners, Listener
 from remat_cli.planners.auto.planner import Auto
 from remat_cli.planners.auto.portfolio import Stage, Turn
 from remat_cli.planners.dtr.planner import DTR
@@ -149,7 +149,7 @@ def test_what_only_the_search_did_not_find_is_unknown(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("_no_proof_at_once")
 def test_what_a_small_graph_needs_more_than_a_moment_for_is_settled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     few, *others = portfolio.RECOMPUTING
-    quick = (Turn("shortest_path", Members.settle, work=3),)
+    quick = (Turn("shortest_path", AutoPlanners.settle, work=3),)
     monkeypatch.setattr(portfolio, "RECOMPUTING", (Stage(few.when, quick, few.why), *others))
     graph = diamond()
     told = RecordingObserver()

@@ -13,7 +13,7 @@ from remat_cli.core.link import Link
 from remat_cli.core.problem import Budget, Observer, Problem
 from remat_cli.core.solve import baseline_of, solve
 from remat_cli.planners.auto import portfolio
-from remat_cli.planners.auto.members import Members
+from remat_cli.planners.auto.members import AutoPlanners
 from remat_cli.planners.auto.portfolio import NEAR, Portfolio, Stage, Standing, Turn
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
@@ -46,7 +46,7 @@ class Asked:
     def _noting(self, turn: Turn) -> Any:
         name = turn.ask.func.__name__ if isinstance(turn.ask, partial) else turn.ask.__name__
 
-        def note(_: Members, limits: Limits) -> None:
+        def note(_: AutoPlanners, limits: Limits) -> None:
             percent = round(100 * limits.seconds / SECONDS)
             self.turns.append(f"{name} {percent}%" + (f" {limits.work:g}" if limits.work < 10**9 else ""))
 
@@ -187,6 +187,6 @@ def test_eviction_is_given_up_where_it_takes_half_as_much_again_as_the_plain_run
     problem = at_share(training_chain(24), share)
     for limit, fits in ((1.3, False), (1.7, True)):
         assert (solve(problem, DTR(Heuristic.LOCAL, candidates=1, limit=limit)).trace is not None) == fits
-    members = Members(problem, Observer(), Limits.of(SECONDS), gap=0.0, patience=1.0, retention_work=0.0)
+    members = AutoPlanners(problem, Observer(), Limits.of(SECONDS), gap=0.0, patience=1.0, retention_work=0.0)
     members.evict(Limits.of(SECONDS))
     assert (members.incumbent.best is not None) == finds

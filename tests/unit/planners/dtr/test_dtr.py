@@ -21,7 +21,7 @@ from remat_cli.errors import UsageError
 from remat_cli.planners.dtr.costs import ClassCosts, NeighbourhoodCosts, RegionCosts
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.dtr.run import GreedyRun, RunLimits
+from remat_cli.planners.dtr.run import EvictingDevice, RunLimits
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.prepare import prepare
 from tests.graphs import chain, graph_of, in_place, multi_output, op, small_graphs, training_chain, training_unet
@@ -36,7 +36,7 @@ def greedy(
 ) -> tuple[str, ...] | None:
     """The ops in the order in which a run with `size` bytes runs them; None where it is given up."""
     limits = RunLimits(bytes=size - graph.fixed_bytes, time=time, runs=runs, deadline=float("inf"))
-    ops = GreedyRun(graph, heuristic, limits).computes()
+    ops = EvictingDevice(graph, heuristic, limits).computes()
     return None if ops is None else tuple(graph.ops[number].name for number in ops)
 
 

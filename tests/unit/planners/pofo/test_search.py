@@ -15,7 +15,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners.pofo import dp
 from remat_cli.planners.pofo.dp import PofoTable
-from remat_cli.planners.pofo.model import FluidModel, FluidNeeds
+from remat_cli.planners.pofo.model import FluidCosts, FluidNeeds
 from remat_cli.planners.pofo.options import StateRounding
 from remat_cli.planners.pofo.planner import Pofo
 from remat_cli.planners.pofo.search import PofoSearch
@@ -46,7 +46,7 @@ def test_recomputing_in_two_parts_goes_to_the_checkpoint_and_back() -> None:
 
 def test_without_recomputation_the_fluid_time_is_that_of_all_operations() -> None:
     gauge = linearise(GRAPH, "a test", Cuts.EVERY, 100).gauge
-    model = FluidModel(FluidNeeds.measured(gauge), memory=1000, rate=Fraction(1))
+    model = FluidCosts(FluidNeeds.measured(gauge), memory=1000, rate=Fraction(1))
     layers = len(FluidNeeds.measured(gauge))
     blocks = tuple(Block(layer, layer, offloaded=False, recomputation=None) for layer in range(1, layers))
     structure = Structure(blocks, layers)
@@ -61,7 +61,7 @@ def test_the_table_of_ample_memory_recomputes_nothing() -> None:
     ample, short = (PofoTable(needs, memory, 0.01, 100, StateRounding.UP) for memory in (1000, 4))
     assert np.isclose(ample.time(), GRAPH.total_time)
     assert short.time() > ample.time()
-    assert fluid_time(FluidModel(needs, 1000, Fraction(1)), ample.structure()) == GRAPH.total_time
+    assert fluid_time(FluidCosts(needs, 1000, Fraction(1)), ample.structure()) == GRAPH.total_time
 
 
 def test_a_table_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
