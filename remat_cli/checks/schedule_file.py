@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from math import isclose
 from pathlib import Path
+from typing import Any
 
 from remat_cli.allocation.cuda import reserved_bytes
 from remat_cli.config import Document, GraphOptions, said_in, shipped_names
@@ -37,11 +38,20 @@ def as_planned(said: Said, file: ScheduleFile) -> GraphOptions:
     Raises:
         ScheduleFileError: the recorded options are not understood.
     """
-    return GraphOptions.of(over(_recorded(file), said))
+    return with_recorded(said, file.mode, file.read_with)
 
 
-def _recorded(file: ScheduleFile) -> Said:
-    document = Document({**(file.read_with or {}), "mode": file.mode}, "the schedule's graph.options")
+def with_recorded(said: Said, mode: str | None, read_with: Mapping[str, Any] | None) -> GraphOptions:
+    """Return the given options over those that a file records of its graph.
+
+    Raises:
+        ScheduleFileError: the recorded options are not understood.
+    """
+    return GraphOptions.of(over(_recorded(mode, read_with), said))
+
+
+def _recorded(mode: str | None, read_with: Mapping[str, Any] | None) -> Said:
+    document = Document({**(read_with or {}), "mode": mode}, "the schedule's graph.options")
     try:
         recorded, _ = said_in(document, GraphOptions)
     except UsageError as error:
@@ -123,7 +133,7 @@ def _link(prepared: Prepared, file: ScheduleFile, schedule: Path, said: Said) ->
     if file.link is None or file.link == prepared.link:
         return prepared.link
     unit = prepared.graph.time_unit
-    recorded = link_of(prepared.graph, GraphOptions.of(_recorded(file)))
+    recorded = link_of(prepared.graph, GraphOptions.of(_recorded(file.mode, file.read_with)))
     if recorded is not None and recorded != file.link:
         raise InvalidSchedule(
             f"the file says that its link moves {file.link.in_words(unit)}, but by the options in it, with which it "
@@ -154,7 +164,7 @@ def _other_graph(prepared: Prepared, file: ScheduleFile, schedule: Path) -> Grap
                 "), or the file that 'remat convert' wrote with them",
             ),
         )
-    used, recorded = prepared.options, GraphOptions.of(_recorded(file))
+    used, recorded = prepared.options, GraphOptions.of(_recorded(file.mode, file.read_with))
     planned_with, read_with = listed(_beyond(recorded, used)), listed(_beyond(used, recorded))
     if not planned_with and not read_with:
         return GraphError(

@@ -267,6 +267,7 @@ def read_call(given: dict[str, Any]) -> RunConfig:
         if not choice.has("cores"):
             raise UsageError(f"--cores: {choice.name} uses one core", hint="leave it out")
         said["cores"] = given["cores"]
-    config = config.under({"planner": choice.with_options(said)})
+    if said:
+        config = config.under({"planner": choice.with_options(said)})
     config.request.check()
     return config

@@ -18,6 +18,7 @@ from remat_cli.cli.options import (
     setting_option,
 )
 from remat_cli.cli.output import STDOUT, Output, force_option
+from remat_cli.cli.pipeline import PipelineOptions, check_goes_without, pipeline_options, plan_pipeline_call
 from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import Request, RunConfig
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the schedule, or with --as policy the code, here; - is stdout.",
 )
+@pipeline_options
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to look at here; - is stdout.")
 @graph_options
 @planner_options
@@ -78,6 +80,7 @@ def command(
       remat plan train.py:step --budget 8GB --as checkpoints
       remat plan train.py:step --budget 8GB --as policy -o policy.py
       remat plan train.py:step --budget 8GB --split -o schedule.json
+      remat plan train.py:step --stages 4 --microbatches 8 --budget 40GB -o pipeline.json
     """
     from remat_cli.planning import LEAST_TRIAL, plan, try_split
     from remat_cli.planning.memory_need import notes_on_memory
@@ -86,14 +89,14 @@ def command(
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.eager import known_eager_run
 
+    pipeline = PipelineOptions.taken_from(given)
     config = read_call(given)
     request = config.request
-    if request.budget is None and not request.banks:
-        raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
-    if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
-        raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
-    if request.split and form is not None:
-        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
+    if pipeline.stages is not None:
+        check_goes_without({"--as": form, "--split": request.split, "--html": html}, "--stages")
+        streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
+        return plan_pipeline_call(graph, pipeline, config, output, streams)
+    _check(request, form)
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)
     if form is not None:
@@ -147,6 +150,20 @@ def command(
         },
     )
     return ExitCode.INTERRUPTED if planning.solution.interrupted else planning.status.exit_code
+
+
+def _check(request: Request, form: str | None) -> None:
+    """Refuse a request that says too little, or what does not go together.
+
+    Raises:
+        UsageError: it does.
+    """
+    if request.budget is None and not request.banks:
+        raise UsageError("plan needs a budget", hint="give --budget 8GB, --budget 80% (of the plain peak) or min")
+    if request.max_overhead is not None and (request.budget is None or not request.budget.smallest):
+        raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
+    if request.split and form is not None:
+        raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

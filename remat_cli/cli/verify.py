@@ -13,11 +13,13 @@ from remat_cli.checks.schedule_file import as_planned, broken_claims, budget_byt
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
 from remat_cli.cli.output import Output
+from remat_cli.cli.pipeline import verify_pipeline_call
 from remat_cli.cli.stdin import READ
 from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import UsageError
 from remat_cli.formats.input_values import parse_value
 from remat_cli.formats.schedule_json import read_schedule
+from remat_cli.pipelines.file import holds_pipeline
 from remat_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -94,6 +96,11 @@ def command(
         if config.request.budget is not None:
             raise UsageError("--budget needs SCHEDULE, which is missing", hint="name it, or leave --budget out")
         _execute_as_it_is(graph, config.graph, Output(as_json=as_json, quiet=quiet), fed, limit, seed)
+        return
+    if holds_pipeline(schedule):
+        verify_pipeline_call(
+            graph, schedule, config.said, Output(as_json=as_json, quiet=quiet), {"--execute": execute, "--input": fed}
+        )
         return
     file = read_schedule(schedule)
     options = as_planned(config.said, file)

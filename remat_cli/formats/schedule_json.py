@@ -308,7 +308,7 @@ def _schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
         raise ScheduleFileError(f"{path}: steps is not a list", hint='write steps as ["compute", "conv1"]')
     figures = {place: _said(document, place, kind, path) for place, kind in FIGURES.items()}
     return ScheduleFile(
-        schedule=Schedule(tuple(_step(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
+        schedule=Schedule(tuple(step_in(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
         sha256=_said(document, "graph.sha256", str, path),
         structure=_said(document, "graph.structure", dict, path),
         mode=_said(document, "graph.mode", str, path),
@@ -441,7 +441,12 @@ def _short(value: Any, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def _step(item: Any, where: str) -> Step:
+def step_in(item: Any, where: str) -> Step:
+    """Return a step of a parsed file.
+
+    Raises:
+        ScheduleFileError: it is malformed; the message begins with `where`.
+    """
     if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
         raise ScheduleFileError(f"{where}: {item!r} is no step", hint='write it like ["compute", "conv1"]')
     if item[0] not in _STEP_TYPES:

@@ -44,7 +44,7 @@ LAYERS = (
     ("remat_cli.allocation",),
     ("remat_cli.planning",),
     ("remat_cli.pytorch.memory",),
-    ("remat_cli.studies",),
+    ("remat_cli.studies", "remat_cli.pipelines"),
     ("remat_cli.pytorch.programs",),
     ("remat_cli.pytorch.plan",),
     ("remat_cli.pytorch.run", "remat_cli.pytorch.checkpoints"),

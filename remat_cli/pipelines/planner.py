@@ -1,0 +1,333 @@
+"""The search for a pipeline: cuts, plans of chunks, orders, and a plan for each microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+from remat_cli.config import Request
+from remat_cli.core.graph import Phase
+from remat_cli.core.operators import Role
+from remat_cli.core.problem import Observer, Status
+from remat_cli.core.schedule import plain_run
+from remat_cli.errors import FalseClaim, InvalidSchedule
+from remat_cli.formats import Reading
+from remat_cli.pipelines.assignment import Chosen, Needs, best_plans, least_makespan
+from remat_cli.pipelines.bound import NoFit, makespan_bound, no_fit
+from remat_cli.pipelines.chunks import Chunk, Residents, StageCuts, cut_graph, forward_ops
+from remat_cli.pipelines.curve import ChunkPoint, curve
+from remat_cli.pipelines.cuts import even_cuts, named_cuts
+from remat_cli.pipelines.jobs import Pipeline, RankJob
+from remat_cli.pipelines.judge import Replay, replay_pipeline
+from remat_cli.pipelines.orders import ListScheduler, Order, gpipe, one_f_one_b
+from remat_cli.pipelines.request import PipelineRequest
+from remat_cli.planning.memory_need import notes_on_memory
+from remat_cli.prepare import Prepared
+
+# Shares of the budget left for gradients on their way to other ranks, in multiples of a chunk's.
+_RESERVES = (1, 2, 4)
+# Forward passes ahead of 1F1B's, and behind: the fewer in flight, the less is kept.
+_AHEAD = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class PipelinePlanning:
+    """A request for a pipeline, and its verified result.
+
+    Attributes:
+        prepared: graph of one microbatch, and how it was prepared.
+        request: the request.
+        cuts: where the graph is cut: those of the plan, or the first ones tried.
+        chunks: chunks of these cuts.
+        usual: the usual order without recomputation, replayed: 1F1B; with several chunks a rank, GPipe.
+        budgets: [ranks] budget in bytes.
+        bound: no pipeline of these cuts ends sooner, in the graph's time unit.
+        pipeline: the plan; None without one.
+        replay: the judge's measurement; None without a plan.
+        family: kind of the plan's order, for people; empty without a plan.
+        refusal: a proof that no pipeline of these cuts fits; None without one.
+        interrupted: the user stopped the search; the plan is the best one until then.
+    """
+
+    prepared: Prepared
+    request: PipelineRequest
+    cuts: StageCuts
+    chunks: tuple[Chunk, ...]
+    usual: Replay
+    budgets: tuple[int, ...]
+    bound: int
+    pipeline: Pipeline | None = None
+    replay: Replay | None = None
+    family: str = ""
+    refusal: NoFit | None = None
+    interrupted: bool = False
+
+    @property
+    def status(self) -> Status:
+        """Whether there is a plan, and what is proven."""
+        if self.replay is None:
+            return Status.UNKNOWN if self.refusal is None else Status.INFEASIBLE
+        return Status.OPTIMAL if self.replay.makespan <= self.bound else Status.FEASIBLE
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the user, one line each."""
+        return (*self.prepared.notes, *notes_on_memory(self.prepared.graph))
+
+
+def residents_of(prepared: Prepared, reading: Reading) -> Residents:
+    """Return a step's parameters, and the forward ops that read each."""
+    graph = prepared.graph
+    sizes = {parameter.name: parameter.bytes for parameter in reading.parameters}
+    read_by: dict[str, list[str]] = {}
+    for op in forward_ops(graph):
+        names = set(op.inputs) & sizes.keys()
+        operator = reading.operators.get(op.name)
+        if operator is not None:
+            operands = (operand for operand in operator.inputs if operand is not None)
+            names.update(item.name for item in operands if item.role is Role.PARAMETER and item.name in sizes)
+        if names:
+            read_by[op.name] = sorted(names)
+    read = {name for names in read_by.values() for name in names}
+    inputs = frozenset(graph.inputs) & sizes.keys()
+    return Residents({name: size for name, size in sizes.items() if name in read}, read_by, frozenset(inputs))
+
+
+def plan_pipeline(
+    prepared: Prepared,
+    residents: Residents,
+    request: PipelineRequest,
+    chunk_request: Request,
+    observe: Observer | None = None,
+) -> PipelinePlanning:
+    """Plan a pipeline within a budget for each rank, and prove it by replaying all ranks.
+
+    Published families of orders come first, then orders made for the chunks' times and the memory at hand; each gets
+    the plans of chunks, by microbatch, with which it ends soonest.
+
+    Args:
+        prepared: the training graph of one microbatch.
+        residents: its parameters.
+        request: the request.
+        chunk_request: planner and options for the plans of chunks.
+        observe: receives phases.
+
+    Raises:
+        UsageError: the graph cannot be cut so.
+        PlannerRefuses: the planner cannot take a chunk.
+        FalseClaim: the judge refutes the search's own count.
+    """
+    observe = observe or Observer()
+    graph, chunks = prepared.graph, request.stages * request.chunks
+    all_cuts = [named_cuts(graph, request.cuts)] if request.cuts is not None else list(even_cuts(graph, chunks))
+    searches = [
+        _CutSearch(prepared, cuts, cut_graph(graph, cuts, residents), request, chunk_request, observe)
+        for cuts in all_cuts
+    ]
+    best: PipelinePlanning | None = None
+    for search in sorted(searches, key=lambda search: search.best.bound):
+        if best is not None and best.replay is not None and search.best.bound >= best.replay.makespan:
+            break
+        try:
+            planning = search.run()
+        except KeyboardInterrupt:
+            planning = replace(search.best, interrupted=True)
+            if planning.replay is None and (best is None or best.replay is None):
+                raise
+        if best is None or _ends_sooner(planning, best):
+            best = planning
+        if planning.interrupted:
+            return replace(best, interrupted=True)
+    assert best is not None, "there is at least one way to cut"
+    return best
+
+
+def _ends_sooner(planning: PipelinePlanning, best: PipelinePlanning) -> bool:
+    """Tell whether a plan is better than the best one so far."""
+    if planning.replay is None or best.replay is None:
+        return planning.replay is not None
+    return planning.replay.makespan < best.replay.makespan
+
+
+class _CutSearch:
+    """The search for the best pipeline of given cuts.
+
+    Attributes:
+        best: the best plan so far.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        cuts: StageCuts,
+        chunks: tuple[Chunk, ...],
+        request: PipelineRequest,
+        chunk_request: Request,
+        observe: Observer,
+    ) -> None:
+        """Measure the chunks without recomputation, and turn shares into budgets."""
+        self._prepared, self._chunks, self._request = prepared, chunks, request
+        self._chunk_request, self._observe = chunk_request, observe
+        self._rank_of = request.rank_of
+        self._transfer = _transfers(chunks, request)
+        ranks = range(request.stages)
+        self._fixed = [
+            sum(chunk.fixed_bytes(request.microbatches) for chunk in chunks if self._rank_of[chunk.index] == rank)
+            for rank in ranks
+        ]
+        usual = self._usual()
+        budgets = tuple(
+            request.budget_of(rank).bytes_of(peak, self._fixed[rank], peak - self._fixed[rank])
+            for rank, peak in enumerate(usual.peaks)
+        )
+        bound = makespan_bound(chunks, self._rank_of, request.microbatches, self._transfer)
+        self.best = PipelinePlanning(prepared, request, cuts, chunks, usual, budgets, bound)
+
+    def run(self) -> PipelinePlanning:
+        """Search, and return the best plan.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; `best` has the best plan until then.
+        """
+        refusal = no_fit(self._chunks, self._rank_of, self._request.microbatches, self.best.budgets)
+        if refusal is not None:
+            return replace(self.best, refusal=refusal)
+        plain = [(ChunkPoint.of(chunk, plain_run(chunk.graph)),) for chunk in self._chunks]
+        if self._search(plain):
+            return self.best
+        known: list[tuple[Chunk, tuple[ChunkPoint, ...]]] = []
+        for chunk in self._chunks:
+            self._observe.phase(f"planning stage {chunk.index}")
+            known.append((chunk, curve(chunk, self._prepared, self._chunk_request, known)))
+        self._search([points for _, points in known])
+        return self.best
+
+    def _search(self, curves: Sequence[Sequence[ChunkPoint]]) -> bool:
+        """Try all orders with these plans; tell whether the best result needs no recomputation to be as fast."""
+        needs = Needs(self._needs())
+        least: dict[Order, int] = {}
+        for family, order in self._orders(curves):
+            if order in least:
+                continue
+            least[order] = least_makespan(order, curves, needs)
+            best = self.best.replay
+            if best is not None and least[order] >= best.makespan:
+                continue
+            self._observe.phase(f"choosing plans for {family}")
+            self._try(family, order, curves, needs)
+            if self.best.status is Status.OPTIMAL:
+                return True
+        best = self.best.replay
+        return best is not None and best.makespan <= min(least.values())
+
+    def _try(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs) -> None:
+        """Choose plans for an order, and keep the result if it ends sooner than the best one."""
+        for reserve in _RESERVES if self._request.bytes_per_time is not None else (0,):
+            memory = [
+                budget - fixed - reserve * sent
+                for budget, fixed, sent in zip(self.best.budgets, self._fixed, self._sent_back(), strict=True)
+            ]
+            chosen = best_plans(order, curves, memory, needs)
+            if chosen is None:
+                return
+            pipeline = self._pipeline(order, curves, chosen)
+            replay = self._replayed(pipeline)
+            if all(peak <= budget for peak, budget in zip(replay.peaks, self.best.budgets, strict=True)):
+                planning = replace(self.best, pipeline=pipeline, replay=replay, family=family)
+                if _ends_sooner(planning, self.best):
+                    self.best = planning
+                return
+
+    def _orders(self, curves: Sequence[Sequence[ChunkPoint]]) -> Iterator[tuple[str, Order]]:
+        """Yield orders with the names of their families."""
+        ranks, microbatches = self._request.stages, self._request.microbatches
+        if self._request.chunks == 1:
+            for ahead in _AHEAD:
+                yield _ahead_name(ahead), one_f_one_b(ranks, microbatches, ahead=ahead)
+        memory = [budget - fixed for budget, fixed in zip(self.best.budgets, self._fixed, strict=True)]
+        between = [self._transfer[chunk][chunk + 1] for chunk in range(len(self._chunks) - 1)]
+        for points in _levels(curves):
+            for deepest_first in (True, False) if self._request.chunks > 1 else (True,):
+                scheduler = ListScheduler(self._rank_of, microbatches, points, memory, between, deepest_first)
+                order = scheduler.order()
+                if order is not None:
+                    yield "made for these stages", order
+        if self._request.chunks == 1:
+            for ahead in range(-1, -ranks, -1):
+                yield _ahead_name(ahead), one_f_one_b(ranks, microbatches, ahead=ahead)
+        yield "GPipe", gpipe(self._rank_of, microbatches)
+
+    def _needs(self) -> dict[RankJob, list[tuple[RankJob, int]]]:
+        """Return what each job waits for, with the time of the transfer."""
+        needs: dict[RankJob, list[tuple[RankJob, int]]] = {}
+        for chunk in self._chunks:
+            for i in range(self._request.microbatches):
+                forward, backward = (RankJob(chunk.index, i, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+                needs[forward] = [
+                    (RankJob(origin, i, Phase.FORWARD), self._transfer[origin][chunk.index])
+                    for origin in chunk.forward_from
+                ]
+                needs[backward] = [(forward, 0)] + [
+                    (RankJob(origin, i, Phase.BACKWARD), self._transfer[origin][chunk.index])
+                    for origin in chunk.backward_from
+                ]
+        return needs
+
+    def _sent_back(self) -> list[int]:
+        """[ranks] bytes of the largest gradients that a chunk of each rank sends back."""
+        return [
+            max(chunk.sent_back_bytes for chunk in self._chunks if self._rank_of[chunk.index] == rank)
+            for rank in range(self._request.stages)
+        ]
+
+    def _pipeline(self, order: Order, curves: Sequence[Sequence[ChunkPoint]], chosen: Chosen) -> Pipeline:
+        schedules = {(chunk, i): curves[chunk][index].schedule for (chunk, i), index in chosen.items()}
+        request = self._request
+        return Pipeline(self._chunks, self._rank_of, request.microbatches, order, schedules, request.bytes_per_time)
+
+    def _replayed(self, pipeline: Pipeline) -> Replay:
+        try:
+            return replay_pipeline(pipeline)
+        except InvalidSchedule as invalid:
+            raise FalseClaim(f"the search for a pipeline made one that does not run: {invalid.message}") from invalid
+
+    def _usual(self) -> Replay:
+        """Replay the usual order without recomputation: 1F1B; with several chunks a rank, GPipe."""
+        request = self._request
+        plain = [plain_run(chunk.graph) for chunk in self._chunks]
+        order = (
+            one_f_one_b(request.stages, request.microbatches)
+            if request.chunks == 1
+            else gpipe(self._rank_of, request.microbatches)
+        )
+        schedules = {(chunk, i): plain[chunk] for chunk in range(len(plain)) for i in range(request.microbatches)}
+        return self._replayed(
+            Pipeline(self._chunks, self._rank_of, request.microbatches, order, schedules, request.bytes_per_time)
+        )
+
+
+def _transfers(chunks: Sequence[Chunk], request: PipelineRequest) -> list[list[int]]:
+    """[chunks, chunks] time of what one chunk sends to another, in either pass."""
+    rank_of, rate = request.rank_of, request.bytes_per_time
+
+    def time(origin: Chunk, target: Chunk) -> int:
+        if rate is None or rank_of[origin.index] == rank_of[target.index]:
+            return 0
+        received = target.forward_from if origin.index < target.index else target.backward_from
+        return ceil(received.get(origin.index, 0) / rate)
+
+    return [[time(origin, target) for target in chunks] for origin in chunks]
+
+
+def _levels(curves: Sequence[Sequence[ChunkPoint]]) -> Iterator[list[ChunkPoint]]:
+    """Yield a plan for each chunk: the fastest ones, then plans that keep less and less."""
+    ordered = [sorted(points, key=lambda point: (-point.kept_bytes, point.figures)) for points in curves]
+    yield [points[0] for points in curves]
+    for level in range(1, max(map(len, ordered))):
+        yield [points[min(level, len(points) - 1)] for points in ordered]
+
+
+def _ahead_name(ahead: int) -> str:
+    return "1F1B" if ahead == 0 else f"1F1B, {abs(ahead)} {'more' if ahead > 0 else 'fewer'} in flight"

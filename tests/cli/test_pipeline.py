@@ -1,0 +1,84 @@
+"""`remat plan --stages`, and `remat verify` of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remat_cli.formats.native import graph_bytes
+from tests.cli.calls import Remat
+from tests.graphs import residual_step
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "step.json"
+    path.write_bytes(graph_bytes(residual_step(5)))
+    return path
+
+
+def test_pipeline_is_planned_written_and_verified(remat: Remat, graph: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.json"
+    call = ("plan", graph, "--stages", 2, "--microbatches", 3, "--budget", "95%")
+    ended = remat(*call, "-o", file)
+    assert ended.code == 0, ended.err
+    assert "All ranks fit" in ended.out
+    document = json.loads(file.read_text())
+    assert document["format"] == "remat.pipeline/1"
+    summary = remat(*call, "--json").json
+    assert summary["plan"]["makespan"] == document["makespan"] >= summary["bound"]
+    verified = remat("verify", graph, file)
+    assert verified.code == 0, verified.err
+    assert remat("verify", graph, file, "--json").json["peaks_bytes"] == document["peaks_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"makespan": 1}, "the file says makespan 1"),
+        ({"budgets_bytes": [1, 1]}, "above its budget"),
+        ({"orders": [["0F0"], []]}, "never runs"),
+        ({"orders": [["zero"], []]}, "is no job"),
+        ({"microbatches": "three"}, "microbatches is missing or is no whole number"),
+        ({"rank_of": [0, 5]}, "rank_of"),
+        ({"plans": []}, "has no plan"),
+        ({"bytes_per_time": "fast"}, "is no rate"),
+        ({"cuts": ["nothing"]}, "no forward op"),
+    ],
+)
+def test_changed_file_is_refused(
+    remat: Remat, graph: Path, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    file = tmp_path / "pipeline.json"
+    assert remat("plan", graph, "--stages", 2, "--microbatches", 2, "--budget", "100%", "-o", file).code == 0
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    ended = remat("verify", graph, file)
+    assert ended.code not in (0, 1)
+    assert said in " ".join(ended.err.split())
+
+
+def test_rank_that_cannot_fit_is_named(remat: Remat, graph: Path) -> None:
+    ended = remat("plan", graph, "--stages", 2, "--microbatches", 2, "--budget", "10kB,10")
+    assert ended.code == 3
+    assert "rank 1 needs" in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--stages", 2), "a pipeline needs a budget"),
+        (("--stages", 3, "--budget", "1GB,1GB"), "2 budgets do not fit 3 ranks"),
+        (("--stages", 2, "--budget", "1GB", "--cuts", "a,b,c"), "3 cuts do not make 2 chunks"),
+        (("--stages", 99, "--budget", "1GB"), "cannot be cut into 99 stages"),
+        (("--microbatches", 2, "--budget", "1GB"), "--microbatches goes with --stages"),
+        (("--stages", 2, "--budget", "1GB", "--split"), "--split has no meaning for pipelines"),
+        (("--stages", 2, "--budget", "1GB", "--stage-bandwidth", "1GB/s"), "per second"),
+        (("--stages", 2, "--budget", "min"), "smallest budget of a pipeline is not searched"),
+    ],
+)
+def test_wrong_call_is_refused(remat: Remat, graph: Path, options: tuple[object, ...], said: str) -> None:
+    ended = remat("plan", graph, *options)
+    assert ended.code == 2
+    assert said in " ".join(ended.err.split())
