@@ -70,6 +70,9 @@ class ScheduleSource(ABC):
         is_smallest: the budget is the smallest that a plan is found for.
         is_given: the schedule is there already, and no other one is made.
         splits: regions run in parts where that is needed, or takes less time.
+        fused: inductor's kernels run the plans.
+        strict: a later step without a plan that fits is refused.
+        budget_text: the budget, or the file, as the user named it.
     """
 
     takes_sizes = False
@@ -77,6 +80,14 @@ class ScheduleSource(ABC):
     has_room = False
     is_smallest = False
     splits = False
+    fused = False
+    strict = False
+    budget_text = "a schedule"
+
+    @property
+    def is_decomposed(self) -> bool:
+        """Whether steps are captured as inductor decomposes them; parts are found among eager's ops."""
+        return self.fused and not self.splits
 
     @property
     def has_reserved(self) -> bool:
@@ -204,20 +215,30 @@ class FromFile(ScheduleSource):
     Attributes:
         path: path of the file.
         file: content of the file.
+        fused: inductor's kernels will run the schedule.
+        strict: see `ScheduleSource`.
     """
 
     is_given = True
 
     path: Path
     file: ScheduleFile
+    fused: bool = False
+    strict: bool = False
+
+    @property
+    def budget_text(self) -> str:  # type: ignore[override]
+        """The path of the file."""
+        return str(self.path)
 
     @classmethod
-    def at(cls, path: Path, *, fused: bool = False) -> FromFile:
+    def at(cls, path: Path, *, fused: bool = False, strict: bool = False) -> FromFile:
         """Read the file.
 
         Args:
             path: path of the file.
             fused: inductor's kernels will run the schedule.
+            strict: see `ScheduleSource`.
 
         Raises:
             ScheduleFileError: the file cannot be read, or has no plan.
@@ -237,7 +258,7 @@ class FromFile(ScheduleSource):
             raise UsageError(
                 f"{path} was planned for eager's kernels", hint="plan with --fused, or leave fused=True out"
             )
-        return cls(path, file)
+        return cls(path, file, fused, strict)
 
     def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
         """Return the step in the parts that the file names.
@@ -349,6 +370,9 @@ class WithinBudget(ScheduleSource):
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
+        fused: inductor's kernels run the plans.
+        strict: a later step without a plan that fits is refused.
+        budget_text: the budget as the user gave it, or the file whose plans run instead.
         own: budget and missed memory of the one model that is planned.
 
     Raises:
@@ -371,6 +395,9 @@ class WithinBudget(ScheduleSource):
     bound_by: str = ""
     refused: dict[str, Planning] = field(default_factory=dict)
     reserve_bytes: int = 0
+    fused: bool = False
+    strict: bool = False
+    budget_text: str = ""
     own: OwnState = field(default_factory=OwnState)
 
     def __post_init__(self) -> None:
@@ -923,34 +950,6 @@ def larger_share(peak_bytes: int, other_bytes: int, activation_bytes: int) -> st
     if not 0 < activation_bytes < other_bytes or not other_bytes <= peak_bytes <= other_bytes + activation_bytes:
         return ""
     return f'budget="{ceil((peak_bytes - other_bytes) / activation_bytes * 1000) / 10:g}% of activations", '
-
-
-def graph_options(
-    optimizer: str | None,
-    *,
-    accumulate: bool,
-    device: str | None,
-    measurements: str | None = None,
-    link_bandwidth: str | float | None = None,
-) -> GraphOptions:
-    """Return the options of turning a captured step into a graph.
-
-    Args:
-        optimizer: one of `OPTIMIZERS` by name; None without a name.
-        accumulate: whether gradients are in memory before the step.
-        device: a device profile; None: the one for the device that torch would use.
-        measurements: a file of measurements, which gives times instead.
-        link_bandwidth: bandwidth of the link to the host; None: the device profile's, if any.
-    """
-    if measurements is None:
-        device = device or default_profile()
-    return GraphOptions(
-        optimizer=optimizer,
-        accumulate=accumulate,
-        device=device,
-        measurements=measurements,
-        link_bandwidth=link_bandwidth,
-    )
 
 
 def default_profile() -> str:

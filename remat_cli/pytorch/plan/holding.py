@@ -36,15 +36,13 @@ class Holding:
     Attributes:
         source: source of plans, which can leave memory free.
         watch: measures the steps.
-        strict: refuse a later step without a plan that fits.
         has_begun: a step has run.
         counts_calls: plans count several calls before a backward pass.
     """
 
-    def __init__(self, source: ScheduleSource, watch: StepWatch, *, strict: bool = False) -> None:
+    def __init__(self, source: ScheduleSource, watch: StepWatch) -> None:
         self.source = source
         self.watch = watch
-        self.strict = strict
         self.has_begun = False
         self.counts_calls = False
         self._replanned = 0
@@ -71,7 +69,7 @@ class Holding:
             again: another plan of the same step has run.
 
         Raises:
-            DoesNotFit: no plan fits, and none has run yet, or `strict` is set.
+            DoesNotFit: no plan fits, and none has run yet, or the source is strict.
         """
         try:
             result = make(self.source, joint)
@@ -92,7 +90,7 @@ class Holding:
             self.warn(f"there is no plan that leaves that much free: {refusal.message}")
             return self.planned(joint, possible, make)
         least = self.source.least()
-        if least is None or self.strict or not self.has_begun:
+        if least is None or self.source.strict or not self.has_begun:
             raise refusal
         runs, planned = make(least, joint)
         budget = self.source.budget_bytes(planned.graph)

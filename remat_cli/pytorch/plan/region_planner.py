@@ -95,8 +95,8 @@ class RegionPlanner:
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values, call)
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
-        kind.captured = captured if self._request.fused else None
-        kind.pieces = self._pieces if self._request.fused and not self._request.is_decomposed else None
+        kind.captured = captured if self._request.source.fused else None
+        kind.pieces = self._pieces if self._request.source.fused and not self._request.is_decomposed else None
         return kind
 
     def without_symbols(self, kind: RegionKind, plan_index: int) -> CurvePoint:
@@ -136,7 +136,7 @@ class RegionPlanner:
         """Return the runner of regions of one capture at many sizes."""
         if group.captured not in self._sized:
             assert group.sizes is not None
-            kernels = RegionKernels(group.sizes) if self._request.fused else None
+            kernels = RegionKernels(group.sizes) if self._request.source.fused else None
             gradients = self._gradients(call)
             region = SizedRegion(call.path, group.function, gradients, group.seen, self._hooks, kernels)
             self._sized[group.captured] = region

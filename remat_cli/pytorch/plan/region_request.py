@@ -24,8 +24,6 @@ class RegionRequest:
         module: the model.
         regions: the regions by path.
         asked: source of plans as requested.
-        fused: run inductor's kernels.
-        strict: refuse a later step without plans that fit.
         given: plans from a file, which are run in place of new ones; None without a file.
         source: source of plans for one region, without transfers while a region runs.
         ranks: processes that train the model together.
@@ -35,8 +33,6 @@ class RegionRequest:
     module: nn.Module
     regions: Mapping[str, nn.Module]
     asked: WithinBudget
-    fused: bool = False
-    strict: bool = False
     given: GivenBlocks | None = None
     source: WithinBudget = field(init=False)
     ranks: Ranks = field(default_factory=Ranks)
@@ -54,7 +50,7 @@ class RegionRequest:
     @property
     def is_decomposed(self) -> bool:
         """Whether regions are captured as inductor decomposes them; parts are found among eager's ops."""
-        return self.fused and not self.may_split
+        return self.source.fused and not self.may_split
 
     @property
     def device(self) -> str:

@@ -111,8 +111,6 @@ class SizedStep:
         holding: Holding,
         record: PlanRecord,
         modules: Sequence[nn.Module],
-        *,
-        fused: bool = False,
     ) -> None:
         self.is_stale = self._again = False
         self._sizes = sizes
@@ -121,7 +119,7 @@ class SizedStep:
         self._holding, self._source = holding, holding.source
         self._record = record
         self._modules = modules
-        self._kernels = SizedKernels(sizes, modules) if fused else None
+        self._kernels = SizedKernels(sizes, modules) if holding.source.fused else None
         self._sized_passes: list[_SizedPasses] = []
         self._numbers: dict[Values, int] = {}  # numbers of entries
         self._judged: list[GraphRecord] = []  # plans as measured by the judge, by number

@@ -55,7 +55,7 @@ class StepChooser:
             choice = step.within(budget, free)
             if choice is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
-            if choice is None and not is_first and not self._request.strict:
+            if choice is None and not is_first and not self._request.source.strict:
                 return step.tightest(free)
             return choice
 
@@ -73,7 +73,7 @@ class StepChooser:
         assert choice is not None
         trace = step.replay(choice, free)
         is_above = trace.peak_bytes > budget
-        may_be_above = free > reserved or (not is_first and not self._request.strict)
+        may_be_above = free > reserved or (not is_first and not self._request.source.strict)
         if is_above and (not may_be_above or step.within(budget, free) is not None):
             refusal = InvalidSchedule(
                 f"the plans that were chosen peak at {format_bytes(trace.peak_bytes)}, above the budget of "
@@ -167,7 +167,7 @@ class StepChooser:
             if plan.is_common:  # as the first rank has chosen
                 choice = self._request.ranks.all(choice)[0]
             new: set[tuple[RegionKind, int]] = set()
-            if self._request.fused:
+            if self._request.source.fused:
                 places = (plan.step.smallest(free) if choice is None else choice).places
                 new = {(kind, place) for kind, place in zip(plan.kinds, places, strict=True) if not kind.has(place)}
                 if choice is None and not new:  # kernels of another plan may take less than the plan tells
@@ -195,7 +195,7 @@ class StepChooser:
         if asked.device_bytes is not None:
             return asked.device_bytes
         if asked.share is None:
-            if self._request.fused:
+            if self._request.source.fused:
                 _, refusal = self._compiled_choice(plan, lambda step: step.smallest(free), free)
                 self._request.ranks.all_or_none(refusal)
             return plan.step.least(free)

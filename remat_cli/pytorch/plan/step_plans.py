@@ -110,7 +110,7 @@ class StepPlans:
     def _explained(self, plan: StepChoice, refusal: DoesNotFit) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts, tried here."""
         request = self._request
-        if request.source.splits or request.fused or any(kind.sized is not None for kind in plan.kinds):
+        if request.source.splits or request.source.fused or any(kind.sized is not None for kind in plan.kinds):
             return refusal
         curves = self._planner.curves_in_parts(plan.kinds, is_trial=True)
         if all(curves[kind] == kind.points for kind in plan.kinds):

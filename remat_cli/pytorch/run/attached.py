@@ -52,9 +52,7 @@ class Attached:
         if module is None or not isinstance(copy, nn.Module):  # a copy without its module
             return None
         former = self.call
-        call = PlannedCall(
-            copy, former.source.for_copy(), former.record.budget, fused=former.fused, strict=former.strict
-        )
+        call = PlannedCall(copy, former.source.for_copy())
         call.fallback = former.fallback
         set_call_instead(copy, call)
         # The copy has no parameters of its own yet: they are only in the memo.

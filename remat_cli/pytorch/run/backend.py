@@ -16,8 +16,10 @@ from remat_cli.errors import GraphError, RematError, UsageError
 from remat_cli.pytorch.capture.joint_capture import divided_by
 from remat_cli.pytorch.capture.places import innermost
 from remat_cli.pytorch.run.call import PlannedCall
-from remat_cli.pytorch.run.planned import source_within
+from remat_cli.pytorch.run.planned import planned, source_within
 
+# Arguments of `planned` that the backend lacks: torch calls the model here, and no later step is refused.
+_OF_PLANNED_ALONE = {"model", "schedule", "regions", "strict"}
 _EXAMPLE = 'torch.compile(model, backend="remat", options={"budget": "8GB", "fused": True})'
 
 
@@ -48,7 +50,7 @@ def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str
                 "the blocks",
             )
         call = _call(module, dict(options or {}))
-        return divided_by(module, inputs, call.divide, call.gradients, fused=call.is_decomposed)
+        return divided_by(module, inputs, call.divide, call.gradients, fused=call.source.is_decomposed)
     except RematError as error:
         if error.hint:  # torch.compile shows the text of `str`
             error.args = (f"{error.message}\nhint: {error.hint}",)
@@ -56,14 +58,12 @@ def remat(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str
 
 
 def _call(module: fx.GraphModule, options: dict[str, Any]) -> PlannedCall:
-    fused, budget = options.pop("fused", False), options.pop("budget", None)
-    if budget is None:
+    if options.get("budget") is None:
         raise UsageError("backend 'remat' needs a budget", hint=_EXAMPLE)
-    known = set(signature(source_within).parameters) - {"budget"}
+    known = set(signature(planned).parameters) - _OF_PLANNED_ALONE
     if unknown := sorted(options.keys() - known):
-        named = ", ".join(sorted({*known, "budget", "fused"}))
-        raise UsageError(f"backend 'remat' has no option {unknown[0]!r}", hint=f"there are {named}")
-    call = PlannedCall(module, source_within(budget, **options), str(budget), fused=bool(fused))
+        raise UsageError(f"backend 'remat' has no option {unknown[0]!r}", hint=f"there are {', '.join(sorted(known))}")
+    call = PlannedCall(module, source_within(**options))
     call.record.run_context = nullcontext  # the end of a step is not seen from here: it is not measured
     call.record.at_backward = lambda: None
     return call

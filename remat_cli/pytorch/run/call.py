@@ -69,47 +69,31 @@ class PlannedCall:
         module: the model, if it is one module.
         source: source of the schedule of each graph.
         record: record of plans and calls.
-        fused: whether to run inductor's kernels.
-        strict: refuse a later step without a plan that fits.
         fallback: function that changes how a model runs, if it cannot be captured; then the call is repeated. Its
             result undoes the change.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        source: ScheduleSource,
-        budget: str = "a schedule",
-        *,
-        fused: bool = False,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, model: Callable[..., Any], source: ScheduleSource) -> None:
         self.module = model if isinstance(model, nn.Module) else None
         self.function = callable_of(model)
         self.source = source
-        self.record = PlanRecord(budget)
+        self.record = PlanRecord(source.budget_text)
         self.fallback: Callable[[PlannedCall, GraphError], Callable[[], None]] | None = None
         self._modules: list[nn.Module] = []
         self._has_called = False  # a call without data
         self._before: ModelState | None = None  # state before a trial
         self._sizes_of_data = 0  # number of data-dependent sizes that the model was traced for
         self._is_apart = False  # captured without code that other modules share
-        self.fused, self.strict = fused, strict
-        self._takes_sizes = source.takes_sizes and not (fused and source.splits)
+        self._takes_sizes = source.takes_sizes and not (source.fused and source.splits)
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the hooks of all modules
         self._given: Any = ()
         self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch, strict=strict)
+        self._holding = Holding(source, self._watch)
         self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
-
-    @property
-    def is_decomposed(self) -> bool:
-        """Whether the step is captured as inductor decomposes it; regions in parts are found among eager's ops."""
-        return self.fused and not self.source.splits
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -266,7 +250,7 @@ class PlannedCall:
                 self.divide,
                 gradients=self.gradients,
                 takes_sizes=self._takes_sizes,
-                fused=self.is_decomposed,
+                fused=self.source.is_decomposed,
                 capture_context=lambda: self.source.waiting.phase(TRACING),
             )
         return self._compiled[hooks]
@@ -295,7 +279,7 @@ class PlannedCall:
         self.record.without = self._watch.without
         if self._watch.awaits_backward:  # the last of these calls peaks highest
             return
-        if not self.fused:
+        if not self.source.fused:
             self._holding.counts_calls = self.source.note_calls(self._watch.calls, plan)
         if plan.budget_bytes is not None and self._holding.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
@@ -322,10 +306,10 @@ class PlannedCall:
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
-            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules, fused=self.fused)
+            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
             self._steps.add(sized)
             return sized.interface()
-        step = FixedStep(captured, self._holding, self.record, self._modules, fused=self.fused)
+        step = FixedStep(captured, self._holding, self.record, self._modules)
         self._steps.add(step)
         return step.interface()
 

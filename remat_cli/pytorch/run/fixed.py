@@ -33,9 +33,7 @@ class FixedStep:
         is_stale: whether to plan again before the next run.
     """
 
-    def __init__(
-        self, captured: Captured, holding: Holding, record: PlanRecord, modules: Sequence[nn.Module], *, fused: bool
-    ) -> None:
+    def __init__(self, captured: Captured, holding: Holding, record: PlanRecord, modules: Sequence[nn.Module]) -> None:
         """Plan the graph.
 
         Raises:
@@ -45,7 +43,7 @@ class FixedStep:
         captured = rewritten(captured)
         self._captured = captured
         self._joint = Joint.of(captured)
-        self._holding, self._record, self._modules, self._fused = holding, record, modules, fused
+        self._holding, self._record, self._modules = holding, record, modules
         self._inputs = input_shapes(captured)
         self._slots = Slots(captured, self._joint)
         self._released: frozenset[int] = frozenset()
@@ -91,7 +89,7 @@ class FixedStep:
         Raises:
             DoesNotFit: there is no plan.
         """
-        if self._fused:
+        if source.fused:
             fused = fused_plan(source, joint, self._captured, self._modules)
             runs, planned = fused.functions(joint), fused.planned
         else:

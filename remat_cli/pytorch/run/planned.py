@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,12 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from remat_cli.config import Request, named_planner
+from remat_cli.config import GraphOptions, Request, named_planner
 from remat_cli.errors import UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.capture.regions import block_paths
-from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, graph_options
+from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, default_profile
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.record import PlanRecord
 from remat_cli.pytorch.run.attached import attach, attached_record
@@ -123,16 +124,18 @@ def planned(
         plans=plans,
         reserve=reserve,
         split=split,
+        fused=fused,
+        strict=strict,
     )
     if schedule is not None and holds_blocks(_path(schedule, "schedule")):
         _check_split(split, schedule)
         given = GivenBlocks.at(_path(schedule, "schedule"), fused=fused)
         module, blocks = _regions_by(given, within, regions)
-        source = source_for("min", offload=given.file.offloads)
-        attach_regions(module, blocks, source, str(schedule), fused=fused, strict=strict, given=given)
+        as_asked = replace(source_for("min", offload=given.file.offloads), budget_text=str(schedule))
+        attach_regions(module, blocks, as_asked, given=given)
         return model
     if schedule is not None:
-        from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused)
+        from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused, strict=strict)
         offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
@@ -142,9 +145,9 @@ def planned(
         # Copies between blocks cut no fused kernels, those within the whole do.
         regions = block_paths(within) or None
     if regions is not None and regions != "auto":
-        _plan_by_regions(within, regions, source, str(budget), fused=fused, strict=strict)
+        _plan_by_regions(within, regions, source)
         return model
-    call = PlannedCall(within, source, str(budget if schedule is None else schedule), fused=fused, strict=strict)
+    call = PlannedCall(within, source)
     if regions == "auto" and isinstance(source, WithinBudget):
         call.fallback = plan_blocks
     if isinstance(within, nn.Module):
@@ -171,36 +174,32 @@ def source_within(
     budget: int | str,
     *,
     optimizer: str | torch.optim.Optimizer | None = None,
-    accumulate: bool = False,
     planner: str = "auto",
     options: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    measurements: str | Path | None = None,
-    offload: bool = False,
-    link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
-    split: bool = False,
+    fused: bool = False,
+    strict: bool = False,
+    **settings: Any,
 ) -> WithinBudget:
     """Return a source of plans within a budget.
 
     Arguments are those of `planned`.
+
+    Args:
+        settings: fields of `Request` and `GraphOptions`, by name; each takes those that are its own.
 
     Raises:
         UsageError: an argument is wrong.
     """
     checked = None if optimizer is None else checked_optimizer(optimizer)
     name, itself = (checked, None) if isinstance(checked, str) else (None, checked)
-    for_graph = graph_options(
-        name,
-        accumulate=accumulate,
-        device=None if device is None else str(_path(device, "device")),
-        measurements=None if measurements is None else str(_path(measurements, "measurements")),
-        link_bandwidth=link_bandwidth,
-    )
+    paths = {key: settings[key] for key in ("device", "measurements") if settings.get(key) is not None}
+    said = {**settings, "optimizer": name, **{key: str(_path(value, key)) for key, value in paths.items()}}
+    for_graph = GraphOptions.of(said if paths else {**said, "device": default_profile()})
     for_graph.check()
     chosen = named_planner(str(planner), "planner").with_options(_options(options), "options")
-    request = Request(_budget(budget), chosen, offload=offload, split=split)
+    request = Request.of({**settings, "budget": _budget(budget), "planner": chosen})
     request.check()
     reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
     if budget_bytes is not None and reserve_bytes >= budget_bytes:
@@ -213,21 +212,16 @@ def source_within(
         for_graph,
         optimizer=itself,
         folder=None if plans is None else _path(plans, "plans"),
-        measures=measurements is None,
+        measures="measurements" not in paths,
+        times_given="device" in paths,
         reserve_bytes=reserve_bytes,
-        times_given=device is not None,
+        fused=bool(fused),
+        strict=bool(strict),
+        budget_text=str(budget),
     )
 
 
-def _plan_by_regions(
-    model: Any,
-    regions: str | Sequence[str | nn.Module],
-    source: ScheduleSource,
-    budget: str,
-    *,
-    fused: bool,
-    strict: bool,
-) -> None:
+def _plan_by_regions(model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource) -> None:
     if not isinstance(source, WithinBudget):
         raise UsageError(
             "the file has the schedule of a whole step, which does not go with regions",
@@ -235,7 +229,7 @@ def _plan_by_regions(
         )
     if not isinstance(model, nn.Module):
         raise UsageError(_ONE_MODULE, hint="planned(model, budget='8GB', regions='layers.*')")
-    attach_regions(model, regions, source, budget, fused=fused, strict=strict)
+    attach_regions(model, regions, source)
 
 
 def _regions_by(

@@ -81,7 +81,7 @@ class AttachedRegions:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FirstCall | None:
         """Let a copy of the model run by plans of its own."""
-        return _FirstCall.of_copy(self.call.request, self.call.record.budget, memo, self.call.request.module)
+        return _FirstCall.of_copy(self.call.request, memo, self.call.request.module)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """Leave the plans out of pickles: loaded modules get new plans."""
@@ -91,26 +91,22 @@ class AttachedRegions:
 class _FirstCall:
     """The attribute of a copy, whose parts are not there yet: its first call plans it."""
 
-    def __init__(self, model: nn.Module, former: RegionRequest, budget: str) -> None:
-        self._model, self._former, self._budget = model, former, budget
+    def __init__(self, model: nn.Module, former: RegionRequest) -> None:
+        self._model, self._former = model, former
         set_call_instead(model, self)
 
     @classmethod
-    def of_copy(
-        cls, former: RegionRequest, budget: str, memo: dict[int, Any], original: nn.Module
-    ) -> _FirstCall | None:
+    def of_copy(cls, former: RegionRequest, memo: dict[int, Any], original: nn.Module) -> _FirstCall | None:
         copied = memo.get(id(original))
-        return cls(copied, former, budget) if isinstance(copied, nn.Module) else None
+        return cls(copied, former) if isinstance(copied, nn.Module) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         former = self._former
-        options = {"fused": former.fused, "strict": former.strict}
-        source = former.asked.for_copy()
-        attach_regions(self._model, tuple(former.regions), source, self._budget, **options, given=former.given)
+        attach_regions(self._model, tuple(former.regions), former.asked.for_copy(), given=former.given)
         return self._model(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FirstCall | None:
-        return self.of_copy(self._former, self._budget, memo, self._model)
+        return self.of_copy(self._former, memo, self._model)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return type(None), ()
@@ -120,10 +116,7 @@ def attach_regions(
     model: nn.Module,
     regions: str | Sequence[str | nn.Module],
     source: WithinBudget,
-    budget: str,
     *,
-    fused: bool = False,
-    strict: bool = False,
     given: GivenBlocks | None = None,
 ) -> None:
     """Let parts of a model run as planned.
@@ -134,9 +127,6 @@ def attach_regions(
         model: the model, which is changed.
         regions: as for `regions_of`.
         source: source of plans, with the request and other memory.
-        budget: budget, as the user gave it.
-        fused: run inductor's kernels.
-        strict: refuse a later step without plans that fit.
         given: plans of the regions from a file.
 
     Raises:
@@ -144,8 +134,8 @@ def attach_regions(
     """
     if isinstance(former := model.__dict__.get(_NAME), AttachedRegions):
         former.call.let_go()
-    request = RegionRequest(model, regions_of(model, regions), source, fused, strict, given)
-    call = RegionsCall(request, budget)
+    request = RegionRequest(model, regions_of(model, regions), source, given)
+    call = RegionsCall(request)
     set_call_instead(model, call)
     model.__dict__[_NAME] = AttachedRegions(call)
 
@@ -171,7 +161,7 @@ def plan_blocks(whole: PlannedCall, refusal: GraphError) -> Callable[[], None]:
         raise refusal
     detach(model)
     paths = [*chain.from_iterable(blocks.values())]
-    attach_regions(model, paths, source, whole.record.budget, fused=whole.fused, strict=whole.strict)
+    attach_regions(model, paths, source)
     named = ", ".join(f"{path}.*" for path in blocks)
     notify(
         logging.WARNING,
@@ -199,14 +189,14 @@ class RegionsCall:
         record: record of plans and calls.
     """
 
-    def __init__(self, request: RegionRequest, budget: str) -> None:
+    def __init__(self, request: RegionRequest) -> None:
         self.request = request
-        self.record = RegionsRecord(budget, fused=request.fused, splits=request.may_split)
+        self.record = RegionsRecord(request.source.budget_text, fused=request.source.fused, splits=request.may_split)
         self._watch = StepWatch()
         hooks = RegionHooks(
             self._watch.looking, self._note_given, self._watch.backward_begins, self._ran_unplanned, self._ran_larger
         )
-        holding = Holding(request.source, self._watch, strict=request.strict)
+        holding = Holding(request.source, self._watch)
         self._plans = StepPlans(request, self.record, holding, hooks)
         self._plan: StepChoice | None = None
         self._times: Counter[str] = Counter()  # number of calls of each region in this step

@@ -75,7 +75,9 @@ def trained(call: PlannedCall, model: Masked) -> list[torch.Tensor]:
 def planned_call(*, moves: bool) -> tuple[PlannedCall, Masked]:
     torch.manual_seed(0)
     model = Masked()
-    return PlannedCall(model, Edited(all_away if moves else lambda _, steps: steps), fused=True), model
+    source = Edited(all_away if moves else lambda _, steps: steps)
+    source.fused = True
+    return PlannedCall(model, source), model
 
 
 @pytest.mark.parametrize("are_late", [False, True], ids=["at once", "late"])

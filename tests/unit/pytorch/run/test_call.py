@@ -131,14 +131,14 @@ def test_copies_have_a_budget_of_their_own_and_are_as_strict(regions: str) -> No
         backward(each(torch.randn(rows, 16)))
         call: Any = each._compiled_call_impl
         holding = call._holding if regions == "auto" else call._plans._holding
-        assert holding.strict
+        assert holding.source.strict
         granted.append(holding.source.own.granted)
     assert granted[0] == granted[3] < granted[2] < granted[1]
 
 
 def test_copy_of_a_model_with_fused_kernels_is_fused() -> None:
     copied: Any = copy.deepcopy(planned(MLP(), budget="100%", fused=True))._compiled_call_impl
-    assert copied.fused
+    assert copied.source.fused
 
 
 def in_sequence() -> nn.Module:
