@@ -5,7 +5,7 @@ A *case* is a function that returns a model and its inputs, as `remat plan FILE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -20,8 +20,8 @@ from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.joint import BOUNDARY, Joint
-from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.joint import BOUNDARY
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
@@ -296,10 +296,9 @@ CASES: tuple[Case, ...] = (mlp, conv, gpt, changing_buffer, recurrent, awkward, 
 class Plain(ScheduleSource):
     """The plain run: every op once, in the order of the joint graph."""
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        del captured, modules
-        graph = graph_of(joint, "step")
-        return GraphRecord.of(graph, plain_run(graph), simulate(graph, plain_run(graph)))
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        graph = graph_of(piece.joint, "step")
+        return piece, GraphRecord.of(graph, plain_run(graph), simulate(graph, plain_run(graph)))
 
 
 @dataclass(frozen=True)
@@ -312,23 +311,21 @@ class Again(ScheduleSource):
 
     naive: bool = False
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        del captured, modules
-        graph = graph_of(joint, "step")
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        graph = graph_of(piece.joint, "step")
         schedule = with_frees(graph, run_again(graph, naive=self.naive))
         judged = plain_run(graph) if self.naive else schedule
-        return GraphRecord.of(graph, schedule, simulate(graph, judged))
+        return piece, GraphRecord.of(graph, schedule, simulate(graph, judged))
 
 
 @dataclass(frozen=True)
 class Moved(ScheduleSource):
     """Moves to the host, while nobody reads it, all that the forward pass makes and the backward pass reads."""
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        del captured, modules
-        graph = graph_of(joint, "step")
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        graph = graph_of(piece.joint, "step")
         schedule = moved(graph)
-        return GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+        return piece, GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def moved(graph: Graph) -> Schedule:

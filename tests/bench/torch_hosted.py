@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat_cli.core.link import Duplex, Link
-from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.outputs import KnownGradients
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.described import described
 from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, NOTHING, CurvePoint, WholeStep
@@ -89,7 +89,7 @@ def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tupl
     assert not refused
     source: WithinBudget = source_within("min", device=device, options={"time_limit": seconds})
     alone = replace(source, measures=False)
-    return tuple(RegionGraphs(alone, Joint.of(group.captured), group.captured).curve())
+    return tuple(RegionGraphs(alone, Piece.of(group.captured)).curve())
 
 
 def llama_step(curve: tuple[CurvePoint, ...], tokens: int, rate: float, ranks: int = 8) -> WholeStep:

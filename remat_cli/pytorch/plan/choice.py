@@ -35,10 +35,9 @@ from remat_cli.planning import LEAST_TRIAL, Planning, Request, SplitPlanning, pl
 from remat_cli.prepare import Prepared, link_of, prepare_reading
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.reader import reading_of, unused_bytes
-from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, machine, measure_once
 from remat_cli.pytorch.memory.watch import standing_bytes
 from remat_cli.pytorch.plan.record import GraphRecord, kept_between, notify
@@ -105,30 +104,20 @@ class ScheduleSource(ABC):
         return Waiting()
 
     @abstractmethod
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        """Return a verified schedule of a joint graph, with its figures.
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        """Return a verified schedule of a piece, with its figures.
 
-        Args:
-            joint: the captured joint graph.
-            captured: the same graph as given by torch.
-            modules: modules with their parameters in memory, used or not.
+        Returns:
+            The piece with those regions in parts that its plan has in parts, and the plan.
         """
 
-    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
-        """Return the step with those regions in parts that its plan has in parts; arguments are those of `planned`."""
-        del modules
-        return joint, captured
+    def graph(self, piece: Piece) -> Graph:
+        """Return the graph of a piece, to be planned or replayed."""
+        return graph_of(piece.joint, _NAME)
 
-    def graph(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Graph:
-        """Return a step's graph, to be planned or replayed; arguments are those of `planned`."""
-        del captured, modules
-        return graph_of(joint, _NAME)
-
-    def explained(
-        self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> DoesNotFit:
-        """Return a refusal with a remedy; arguments are those of `planned`."""
-        del joint, captured, modules
+    def explained(self, refusal: DoesNotFit, piece: Piece) -> DoesNotFit:
+        """Return a refusal with a remedy."""
+        del piece
         return refusal
 
     def within(self, budget_bytes: int) -> ScheduleSource:
@@ -260,26 +249,18 @@ class FromFile(ScheduleSource):
             )
         return cls(path, file, fused, strict)
 
-    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
-        """Return the step in the parts that the file names.
-
-        Raises:
-            GraphError: it has no such ops, or they cannot be split so.
-        """
-        del modules
-        try:
-            return step_in_parts(joint, captured, self.file.cuts)
-        except UsageError as fault:
-            raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
-
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        """Return the schedule in the file.
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        """Return the schedule in the file, and the piece in the parts that the file names.
 
         Raises:
             GraphError: the schedule is for another graph; the message names the first different op.
             InvalidSchedule: the schedule breaks a rule.
         """
-        graph = self.graph(joint, captured, modules)
+        try:
+            piece = piece.in_parts(self.file.cuts)
+        except UsageError as fault:
+            raise GraphError(f"{self.path} is for another graph: {fault.message}", hint="plan it again") from None
+        graph = self.graph(piece)
         check_structure(graph, self.file.structure or {}, str(self.path))
         # Whether a step holds does not depend on how fast the link is.
         link = Link(Fraction(1))
@@ -290,7 +271,7 @@ class FromFile(ScheduleSource):
         trace = simulate(graph, self.file.schedule, link=link)
         planned = GraphRecord.of(graph, self.file.schedule, trace, self.file.budget_bytes)
         # The graph here has no times.
-        return replace(planned, overhead=self.file.overhead or 0.0, cuts=self.file.cuts)
+        return piece, replace(planned, overhead=self.file.overhead or 0.0, cuts=self.file.cuts)
 
 
 def check_structure(graph: Graph, structure: Mapping[str, str], where: str) -> None:
@@ -408,13 +389,22 @@ class WithinBudget(ScheduleSource):
         if self.folder is not None and os.path.isfile(self.folder):
             raise UsageError(f"plans: {self.folder} is a file", hint="name a folder; it is made where there is none")
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
-        """Return the plan for this graph, new or earlier.
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        """Return the plan for a piece, new or earlier, and the piece in the parts that make the best plan.
 
         Raises:
             DoesNotFit: no plan fits.
         """
-        return self.plan_of(self.prepared(joint, captured, modules))
+        whole = self.prepared(piece)
+        cuts: Mapping[str, Split] = {}
+        if self.splits:
+            if self.is_share:  # of the step without parts
+                self.own.granted = max(self.own.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
+            cuts = self.best_cuts(whole, piece)
+        if not cuts:
+            return piece, self.plan_of(whole)
+        piece = piece.in_parts(cuts)
+        return piece, self.plan_in_parts(cuts, whole.graph, self.prepared(piece))
 
     def plan_of(self, prepared: Prepared) -> GraphRecord:
         """Return the plan for a graph, new or earlier.
@@ -427,54 +417,37 @@ class WithinBudget(ScheduleSource):
             self.plans[key] = self.kept(key, prepared) or self.new_plan(key, prepared)
         return self.plans[key]
 
-    def in_parts(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> tuple[Joint, Captured]:
-        """Return the step in the parts that make the best plan, found now or before."""
-        if not self.splits:
-            return joint, captured
-        whole = self.prepared(joint, captured, modules)
-        if self.is_share:  # of the step without parts
-            self.own.granted = max(self.own.granted, self.request_for(whole.graph).budget_bytes(whole.graph) or 0)
-        cuts = self.best_cuts(whole, joint, captured, modules)
-        if not cuts:
-            return joint, captured
-        split_joint, split_captured = step_in_parts(joint, captured, cuts)
-        self.describe_parts(cuts, whole.graph, self.prepared(split_joint, split_captured, modules))
-        return split_joint, split_captured
+    def graph(self, piece: Piece) -> Graph:
+        """Return the graph of a piece with measured kernels; see `ScheduleSource.graph`."""
+        return self.prepared(piece).graph
 
-    def graph(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Graph:
-        """Return a step's graph with measured kernels; see `ScheduleSource.graph`."""
-        return self.prepared(joint, captured, modules).graph
-
-    def best_cuts(
-        self, whole: Prepared, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> Mapping[str, Split]:
+    def best_cuts(self, whole: Prepared, piece: Piece) -> Mapping[str, Split]:
         """Return the cuts of the best plan, found now or before; none where the graph is best whole.
 
         Args:
             whole: the graph without cuts.
-            joint: the captured joint graph.
-            captured: the same graph as given by torch.
-            modules: modules with their parameters in memory, used or not.
+            piece: the piece without cuts.
         """
         key = self.key(whole)
         if key not in self.cuts:
             kept = self.kept_cuts(key)
             with suppress(UsageError):  # they were kept by another version of torch
                 if kept is not None:
-                    step_in_parts(joint, captured, kept)
+                    piece.in_parts(kept)
                     self.cuts[key] = kept
         if key not in self.cuts:
-            self.cuts[key] = self.chosen_cuts(key, joint, captured, modules)
+            self.cuts[key] = self.chosen_cuts(key, piece)
         if cuts := self.cuts[key]:
             self.former.pop(tuple(cuts), None)
             self.former[tuple(cuts)] = activations_of(whole.graph).bytes, cuts
         return cuts
 
-    def describe_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> None:
-        """Let the plan of a step in parts say so, and compare it with the step without."""
-        key = self.key(prepared)
+    def plan_in_parts(self, cuts: Mapping[str, Split], whole: Graph, prepared: Prepared) -> GraphRecord:
+        """Return the plan of a graph in parts, compared with the graph without."""
         planned = self.plan_of(prepared)
-        self.plans[key] = planned if planned.cuts else planned.in_parts(cuts, whole)
+        if not planned.cuts:
+            planned = self.plans[self.key(prepared)] = planned.in_parts(cuts, whole)
+        return planned
 
     def kept_cuts(self, key: str) -> Mapping[str, Split] | None:
         """Return the cuts that an earlier run of Python left in the folder; None where there are none."""
@@ -487,11 +460,9 @@ class WithinBudget(ScheduleSource):
             notify(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
             return None
 
-    def chosen_cuts(
-        self, key: str, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> Mapping[str, Split]:
+    def chosen_cuts(self, key: str, piece: Piece) -> Mapping[str, Split]:
         """Search for the cuts of the best plan, and keep both."""
-        planned_split = self.plan_split(joint, captured, modules)
+        planned_split = self.plan_split(piece)
         planning, self.bound_by = planned_split.planning, planned_split.obstacle
         if planning.schedule is not None and planning.trace is not None:
             own = self.key(planning.prepared)
@@ -501,25 +472,21 @@ class WithinBudget(ScheduleSource):
             self.keep(self.path("parts", key), canonical_json(written_cuts(planned_split.cuts)))
         return planned_split.cuts
 
-    def plan_split(
-        self, joint: Joint, captured: Captured, modules: Sequence[nn.Module], *, is_trial: bool = False
-    ) -> SplitPlanning:
+    def plan_split(self, piece: Piece, *, is_trial: bool = False) -> SplitPlanning:
         """Search for the best plan with regions in parts.
 
         A trial ends at the first plan, or after as long as this source has made its calls wait.
 
         Args:
-            joint: the step without.
-            captured: the same as torch handed it over.
-            modules: that are called.
+            piece: the piece without parts.
             is_trial: the search is a trial for a refusal.
         """
 
         def prepared_with(cuts: Mapping[str, Split]) -> Prepared:
-            return self.prepared(*step_in_parts(joint, captured, cuts), modules)
+            return self.prepared(piece.in_parts(cuts))
 
         def draft(cuts: Mapping[str, Split]) -> Prepared:
-            return self.unmeasured(*step_in_parts(joint, captured, cuts), modules)
+            return self.unmeasured(piece.in_parts(cuts))
 
         whole = prepared_with({})
         request, key = self.request_for(whole.graph), self.key(whole)
@@ -533,7 +500,7 @@ class WithinBudget(ScheduleSource):
                 draft=draft,
                 former=self.former_cuts(whole.graph),
                 any_plan=is_trial,
-                has_loss=any(tangent.meta["val"].numel() == 1 for tangent in joint.tangents),
+                has_loss=any(tangent.meta["val"].numel() == 1 for tangent in piece.joint.tangents),
                 seconds=seconds,
             )
         if planned_split.whole.schedule is None:
@@ -547,14 +514,12 @@ class WithinBudget(ScheduleSource):
             factor = Fraction(size, max(1, former))
             yield {name: replace(cut, parts=max(2, ceil(cut.parts * factor))) for name, cut in cuts.items()}
 
-    def explained(
-        self, refusal: DoesNotFit, joint: Joint, captured: Captured, modules: Sequence[nn.Module]
-    ) -> DoesNotFit:
+    def explained(self, refusal: DoesNotFit, piece: Piece) -> DoesNotFit:
         """Return a refusal with the effect of splitting, tried here."""
         if self.splits:
             tried = f"split was tried: {self.bound_by}; " if self.bound_by else ""
             return DoesNotFit(refusal.message, hint=f"{tried}{refusal.hint}")
-        trial = self.plan_split(joint, captured, modules, is_trial=True)
+        trial = self.plan_split(piece, is_trial=True)
         if not trial.cuts and not trial.bound_by:
             return refusal
         return with_trial(refusal, trial.in_words("split=True"), fits=bool(trial.cuts))
@@ -662,28 +627,28 @@ class WithinBudget(ScheduleSource):
         """Bytes that plans leave free."""
         return self.reserve_bytes + self.own.missed_bytes
 
-    def unmeasured(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
+    def unmeasured(self, piece: Piece) -> Prepared:
         """Return the graph without the workspace of its kernels."""
-        return prepare_reading(self.reading(joint, captured, modules), _NAME, self.graph_options)
+        return prepare_reading(self.reading(piece), _NAME, self.graph_options)
 
-    def reading(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Reading:
-        """Return the reading of a captured step."""
-        used = {storage_key(primal.value) for primal in captured.primals if primal.value is not None}
-        self.own.standing_bytes = self.standing(modules)
-        resident = unused_bytes(modules, used) + self.state_bytes() + self.own.standing_bytes + self.free_bytes
+    def reading(self, piece: Piece) -> Reading:
+        """Return the reading of a piece."""
+        used = {storage_key(primal.value) for primal in piece.captured.primals if primal.value is not None}
+        self.own.standing_bytes = self.standing(piece.modules)
+        resident = unused_bytes(piece.modules, used) + self.state_bytes() + self.own.standing_bytes + self.free_bytes
         optimizer = None if self.optimizer is None else type(self.optimizer).__name__
-        return reading_of(joint, captured, _NAME, resident, optimizer)
+        return reading_of(piece.joint, piece.captured, _NAME, resident, optimizer)
 
-    def prepared(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> Prepared:
+    def prepared(self, piece: Piece) -> Prepared:
         """Return the graph that is planned."""
-        reading = self.reading(joint, captured, modules)
+        reading = self.reading(piece)
         prepared = prepare_reading(reading, _NAME, self.graph_options)
-        if not self.measures or joint.device not in MEASURED_DEVICES:
+        if not self.measures or piece.joint.device not in MEASURED_DEVICES:
             return prepared
         if is_profiling():
             notify(logging.WARNING, "the workspace of kernels is not counted: another profiler runs")
             return prepared
-        measured = self.measured(joint, prepared)
+        measured = self.measured(piece.joint, prepared)
         if self.times_given:
             measured = replace(measured, times_ns={})
         else:
@@ -871,18 +836,6 @@ class WithinBudget(ScheduleSource):
     def path(self, what: str, key: str) -> Path | None:
         """Return where something is kept between runs, by its key."""
         return None if self.folder is None else self.folder / f"{what}-{key[:32]}.json"
-
-
-def step_in_parts(joint: Joint, captured: Captured, cuts: Mapping[str, Split]) -> tuple[Joint, Captured]:
-    """Return a step with regions in parts.
-
-    Raises:
-        UsageError: one cannot be split.
-    """
-    if not cuts:
-        return joint, captured
-    captured = split(captured, cuts)
-    return Joint.of(captured).releasing(joint.released), captured
 
 
 def _up_to(request: Request, graph: Graph) -> str:

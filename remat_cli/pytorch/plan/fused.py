@@ -20,12 +20,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.capture.joint import Joint, JointOp
 from remat_cli.pytorch.capture.joint_capture import Captured, leaving_out
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values, put_symbols_back, with_strides
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
@@ -140,13 +141,7 @@ def _packet(target: Any) -> str:
     return str(getattr(target, "overloadpacket", target))
 
 
-def fused_plan(
-    source: ScheduleSource,
-    joint: Joint,
-    captured: Captured,
-    modules: Sequence[nn.Module],
-    sized: SizedJoint | None = None,
-) -> CompiledPasses:
+def fused_plan(source: ScheduleSource, piece: Piece, sized: SizedJoint | None = None) -> CompiledPasses:
     """Plan and compile a step until it fits the budget, at most three times.
 
     If plans may move tensors to the host, plans that recompute alone are compiled before them, and the best of all is
@@ -154,9 +149,7 @@ def fused_plan(
 
     Args:
         source: source of plans.
-        joint: the step, as inductor decomposes it.
-        captured: the same graph as given by torch.
-        modules: modules with their parameters in memory.
+        piece: the step, as inductor decomposes it.
         sized: the graph, if it is that of certain sizes, and kernels for all sizes are compiled.
 
     Raises:
@@ -168,11 +161,11 @@ def fused_plan(
     recomputed: CompiledPasses | None = None
     if (staying := source.staying()) is not None:
         with suppress(DoesNotFit):
-            recomputed = _corrected_plan(staying, joint, captured, modules, sized)
+            recomputed = _corrected_plan(staying, piece, sized)
         if recomputed is not None and recomputed.planned.overhead == 0 and not source.is_smallest:
             return recomputed
     try:
-        moved = _corrected_plan(source, joint, captured, modules, sized)
+        moved = _corrected_plan(source, piece, sized)
     except DoesNotFit:
         if recomputed is None:
             raise
@@ -181,7 +174,7 @@ def fused_plan(
         return moved
     if source.is_smallest:
         return min(recomputed, moved, key=_by_peak)
-    return min(recomputed, moved, key=lambda plan: plan.time(joint))
+    return min(recomputed, moved, key=lambda plan: plan.time(piece.joint))
 
 
 def _by_overhead(plan: CompiledPasses) -> tuple[float, int]:
@@ -192,18 +185,10 @@ def _by_peak(plan: CompiledPasses) -> tuple[int, float]:
     return plan.planned.predicted_peak_bytes, plan.planned.overhead
 
 
-def _corrected_plan(
-    source: ScheduleSource,
-    joint: Joint,
-    captured: Captured,
-    modules: Sequence[nn.Module],
-    sized: SizedJoint | None,
-) -> CompiledPasses:
+def _corrected_plan(source: ScheduleSource, given_piece: Piece, sized: SizedJoint | None) -> CompiledPasses:
     """Plan and compile a step; arguments and errors are those of `fused_plan`."""
-    given_joint, given_captured = joint, captured
     known: KnownPieces | None = {} if source.splits else None
-    joint, captured = source.in_parts(given_joint, given_captured, modules)
-    planned = source.planned(joint, captured, modules)
+    piece, planned = source.planned(given_piece)
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
     compiled: list[CompiledPasses] = []
@@ -212,8 +197,8 @@ def _corrected_plan(
     keeps_order = source.is_smallest
     while True:
         with source.waiting.phase(COMPILING):
-            outputs = captured.forward_outputs
-            plan = compiled_plan(joint, planned, outputs, keeps_order=keeps_order, sized=sized, known=known)
+            outputs = piece.captured.forward_outputs
+            plan = compiled_plan(piece.joint, planned, outputs, keeps_order=keeps_order, sized=sized, known=known)
         compiled.append(plan)
         peak = plan.planned.predicted_peak_bytes
         _log.info("compiled %s of at most %s: a peak of %s", len(compiled), MOST_COMPILED, format_bytes(peak))
@@ -227,8 +212,7 @@ def _corrected_plan(
         asked = int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(asked, peak, budget)
         try:
             within = source.within(asked)
-            joint, captured = within.in_parts(given_joint, given_captured, modules)
-            another = within.planned(joint, captured, modules)
+            piece, another = within.planned(given_piece)
         except DoesNotFit:
             break
         if another.schedule.steps in [one.planned.schedule.steps for one in compiled if one.keeps_order == keeps_order]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from torch import nn
 
 from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
-from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord, notify
@@ -52,9 +52,9 @@ class Holding:
 
     def planned(
         self,
-        joint: Joint,
+        piece: Piece,
         possible: frozenset[int],
-        make: Callable[[ScheduleSource, Joint], tuple[Result, GraphRecord]],
+        make: Callable[[ScheduleSource, Piece], tuple[Result, GraphRecord]],
         *,
         again: bool = False,
     ) -> tuple[Result, GraphRecord]:
@@ -63,7 +63,7 @@ class Holding:
         A plan of the least peak comes with a warning.
 
         Args:
-            joint: the joint graph to plan.
+            piece: the piece to plan.
             possible: positions of forward outputs that the caller may free before the backward pass.
             make: makes the plan, from a source.
             again: another plan of the same step has run.
@@ -72,7 +72,7 @@ class Holding:
             DoesNotFit: no plan fits, and none has run yet, or the source is strict.
         """
         try:
-            result = make(self.source, joint)
+            result = make(self.source, piece)
         except (DoesNotFit, InvalidSchedule) as error:  # invalid: a file's schedule, if an output may be freed
             # Its traceback would keep all frames of this call, and what the model returns, until the next collection.
             refusal: RematError = error.with_traceback(None)
@@ -80,19 +80,19 @@ class Holding:
         else:
             self.tell_again()
             return result
-        if possible > joint.released:
+        if possible > piece.joint.released:
             with suppress(DoesNotFit, InvalidSchedule):
-                result = make(self.source, joint.releasing(possible))
+                result = make(self.source, piece.releasing(possible))
                 _log.info("the plan fits as long as outputs without a gradient are let go of before the backward pass")
                 return result
         if self.source.has_reserved and not again:
             self.source.release()
             self.warn(f"there is no plan that leaves that much free: {refusal.message}")
-            return self.planned(joint, possible, make)
+            return self.planned(piece, possible, make)
         least = self.source.least()
         if least is None or self.source.strict or not self.has_begun:
             raise refusal
-        runs, planned = make(least, joint)
+        runs, planned = make(least, piece)
         budget = self.source.budget_bytes(planned.graph)
         if budget is None:
             raise refusal

@@ -18,9 +18,8 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
-from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.joint_capture import Captured
-from remat_cli.pytorch.plan.choice import WithinBudget, step_in_parts
+from remat_cli.pytorch.capture.piece import Piece
+from remat_cli.pytorch.plan.choice import WithinBudget
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.splitting import Split
 from remat_cli.units import parse_budget
@@ -47,13 +46,11 @@ class RegionGraphs:
 
     Attributes:
         source: source of plans for the region alone.
-        joint: the captured region.
-        captured: the same as given by torch.
+        piece: the captured region.
     """
 
     source: WithinBudget
-    joint: Joint
-    captured: Captured
+    piece: Piece
     _prepared: dict[frozenset[tuple[str, Split]], Prepared] = field(default_factory=dict)  # by their cuts
 
     def prepared(self, cuts: Mapping[str, Split] = _WHOLE) -> Prepared:
@@ -64,7 +61,7 @@ class RegionGraphs:
         """
         key = frozenset(cuts.items())
         if key not in self._prepared:
-            self._prepared[key] = self.source.prepared(*step_in_parts(self.joint, self.captured, cuts), [])
+            self._prepared[key] = self.source.prepared(self.piece.in_parts(cuts))
         return self._prepared[key]
 
     def point(self, schedule: Schedule, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
@@ -84,7 +81,7 @@ class RegionGraphs:
     @cached_property
     def outputs(self) -> int:
         """Bytes of the region's outputs."""
-        return sum(storage.bytes for storage in self.joint.returned)
+        return sum(storage.bytes for storage in self.piece.joint.returned)
 
     def plain(self, cuts: Mapping[str, Split] = _WHOLE) -> CurvePoint:
         """Return the plan that recomputes nothing."""
@@ -123,7 +120,7 @@ class RegionGraphs:
                     return points
         options = self.source.request.in_time(_TRIAL if is_trial else _SEARCH, usual=_PLAN_SECONDS).chosen.options
         limit = options.get("time_limit", inf)
-        cuts = replace(self._least, search_seconds=limit).best_cuts(self.prepared(), self.joint, self.captured, [])
+        cuts = replace(self._least, search_seconds=limit).best_cuts(self.prepared(), self.piece)
         if not cuts:
             return []
         return list(self._curve_with_just(cuts)) if is_trial else self._curve_with(cuts)

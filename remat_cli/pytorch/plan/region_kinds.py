@@ -23,7 +23,6 @@ from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import (
     Captured,
     Divide,
@@ -34,11 +33,12 @@ from remat_cli.pytorch.capture.joint_capture import (
     primals_of,
 )
 from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
-from remat_cli.pytorch.plan.choice import step_in_parts, structure_fault
+from remat_cli.pytorch.plan.choice import structure_fault
 from remat_cli.pytorch.plan.described import Described, DescribedShard
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
@@ -393,8 +393,9 @@ class RegionKind:
         else:
             assert self.captured is not None
             with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
-                joint, captured = step_in_parts(Joint.of(self.captured), self.captured, point.cuts)
-                compiled = compiled_plan(joint, point.planned, captured.forward_outputs, known=self.pieces)
+                piece = Piece.of(self.captured).in_parts(point.cuts)
+                outputs = piece.captured.forward_outputs
+                compiled = compiled_plan(piece.joint, point.planned, outputs, known=self.pieces)
             memory, planned = compiled.memory, compiled.planned
         self.compiled[plan_index] = compiled
         point = point.taking(planned, memory)
@@ -444,9 +445,10 @@ class RegionKind:
 
     def _divide(self, plan_index: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         point = self.points[plan_index]
-        joint = Joint.of(captured)
+        piece = Piece.of(captured)
         with suppress(UsageError):  # then it is another graph
-            joint, captured = step_in_parts(joint, captured, point.cuts)
+            piece = piece.in_parts(point.cuts)
+        joint, captured = piece.joint, piece.captured
         graph = graph_of(joint, self.name)
         structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
         is_planned = structure_fault(graph, structure) is None

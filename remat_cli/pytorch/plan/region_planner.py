@@ -8,9 +8,9 @@ from dataclasses import replace
 from remat_cli.core.link import Link
 from remat_cli.core.schedule import renamed
 from remat_cli.errors import UsageError
-from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import Values
 from remat_cli.pytorch.plan.choice import OwnState
 from remat_cli.pytorch.plan.region_choice import CurvePoint
@@ -82,8 +82,8 @@ class RegionPlanner:
             if (former := self._former_kind(region, group.values, call)) is not None:
                 return former
             sized = group.sizes.at(group.values)
-        captured, joint = (group.captured, Joint.of(group.captured)) if sized is None else (sized.captured, sized.joint)
-        graphs = self._graphs(joint, captured)
+        piece = Piece.of(group.captured) if sized is None else Piece(sized.joint, sized.captured)
+        graphs = self._graphs(piece)
         prepared, given = graphs.prepared(), self._request.given
         self.link = prepared.link
         points = graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)]
@@ -95,7 +95,7 @@ class RegionPlanner:
             kind.sized = SizedKind(region, group.sizes, sized, plans, group.values, call)
             self._sized_kinds.setdefault(region, []).append(kind)
             return kind
-        kind.captured = captured if self._request.source.fused else None
+        kind.captured = piece.captured if self._request.source.fused else None
         kind.pieces = self._pieces if self._request.source.fused and not self._request.is_decomposed else None
         return kind
 
@@ -113,7 +113,7 @@ class RegionPlanner:
         groups, _ = Captures(takes_sizes=False, fused=self._request.is_decomposed).groups([kind.sized.call])
         schedule = None
         if groups:
-            graphs = self._graphs(Joint.of(groups[0].captured), groups[0].captured)
+            graphs = self._graphs(Piece.of(groups[0].captured))
             schedule = renamed(point.planned.schedule, point.planned.graph, graphs.prepared().graph)
         if schedule is None:
             raise UsageError(
@@ -123,10 +123,10 @@ class RegionPlanner:
             )
         return graphs.point(schedule)
 
-    def _graphs(self, joint: Joint, captured: Captured) -> RegionGraphs:
+    def _graphs(self, piece: Piece) -> RegionGraphs:
         """Return the graphs of a region alone."""
         alone = replace(self._request.source, optimizer=None, reserve_bytes=0, own=OwnState(), plans={})
-        return RegionGraphs(alone, joint, captured)
+        return RegionGraphs(alone, piece)
 
     def _gradients(self, call: RegionCall) -> OutputGradients:
         """Return the outputs of a region that get a gradient."""

@@ -28,8 +28,9 @@ from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
-from remat_cli.pytorch.plan.choice import ScheduleSource, step_in_parts
+from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
@@ -284,8 +285,8 @@ class SizedStep:
         if planned.graph not in here.in_parts:
             sized = self._sizes.at(here.values)
             joint = sized.joint.releasing(passes.sized.joint.released)
-            joint, captured = step_in_parts(joint, sized.in_numbers, planned.cuts)
-            here.in_parts[planned.graph] = joint, self._source.graph(joint, captured, self._modules)
+            piece = Piece(joint, sized.in_numbers, self._modules).in_parts(planned.cuts)
+            here.in_parts[planned.graph] = piece.joint, self._source.graph(piece)
         _, graph = here.in_parts[planned.graph]
         trace = simulate(graph, passes.schedule, link=self._source.link(graph))
         there = GraphRecord.of(graph, passes.schedule, trace, planned.budget_bytes)
@@ -348,21 +349,21 @@ class SizedStep:
             DoesNotFit: no plan fits.
         """
         sized = self._first if asked == self._largest else self._sizes.at(asked)
-        joint = sized.joint.releasing(self._released)
+        is_in_numbers = self._kernels is None and self._source.splits
+        captured = sized.in_numbers if is_in_numbers else sized.captured
+        piece = Piece(sized.joint, captured, self._modules).releasing(self._released)
 
-        def make(source: ScheduleSource, joint: Joint) -> tuple[tuple[Joint, CompiledPasses | None], GraphRecord]:
-            if self._kernels is None and source.splits:
-                joint, captured = source.in_parts(joint, sized.in_numbers, self._modules)
-                return (joint, None), source.planned(joint, captured, self._modules)
+        def make(source: ScheduleSource, piece: Piece) -> tuple[tuple[Joint, CompiledPasses | None], GraphRecord]:
             if self._kernels is None:
-                return (joint, None), source.planned(joint, sized.captured, self._modules)
-            compiled = self._kernels.planned(source, replace(sized, joint=joint))
-            return (joint, compiled), compiled.planned
+                piece, planned = source.planned(piece)
+                return (piece.joint, None), planned
+            compiled = self._kernels.planned(source, replace(sized, joint=piece.joint))
+            return (piece.joint, compiled), compiled.planned
 
         if is_last:
-            result = self._holding.planned(joint, self._outputs.possible, make, again=self._again)
+            result = self._holding.planned(piece, self._outputs.possible, make, again=self._again)
         else:
-            result = make(self._source, joint)
+            result = make(self._source, piece)
         (joint, compiled), planned = result
         sized = replace(sized, joint=sized.joint.releasing(joint.released))
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))

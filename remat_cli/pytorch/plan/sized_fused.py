@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, fused_plan
@@ -45,13 +46,14 @@ class SizedKernels:
         Raises:
             RematError: see `fused_plan`.
         """
+        piece = Piece(sized.joint, sized.captured, self.modules)
         if self.sizes.allows(sized.values):
             with _captured_as(self.sizes.captured):
-                compiled = fused_plan(source, sized.joint, sized.captured, self.modules, sized)
+                compiled = fused_plan(source, piece, sized)
             if self.sizes.allows(sized.values):
                 return compiled
         with _captured_as(sized.captured):
-            return fused_plan(source, sized.joint, sized.captured, self.modules)
+            return fused_plan(source, piece)
 
     def compiled(self, planned: GraphRecord, sized: SizedJoint) -> CompiledPasses:
         """Compile a plan.

@@ -14,8 +14,9 @@ from typing import Any
 from torch import fx, nn
 
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.joint import Joint, rewritten
+from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
@@ -41,29 +42,28 @@ class FixedStep:
         """
         self.is_stale = False
         captured = rewritten(captured)
-        self._captured = captured
-        self._joint = Joint.of(captured)
-        self._holding, self._record, self._modules = holding, record, modules
+        self._piece = Piece.of(captured, modules)
+        self._holding, self._record = holding, record
         self._inputs = input_shapes(captured)
-        self._slots = Slots(captured, self._joint)
+        self._slots = Slots(captured, self._piece.joint)
         self._released: frozenset[int] = frozenset()
         self._planned: GraphRecord
         self._number: int
         try:
             self._plan()
         except DoesNotFit as refusal:
-            joint = self._joint.releasing(captured.released.possible)
-            raise holding.source.explained(refusal, joint, captured, modules) from None
-        self._captured = without_inputs(captured)
+            piece = self._piece.releasing(captured.released.possible)
+            raise holding.source.explained(refusal, piece) from None
+        self._piece = replace(self._piece, captured=without_inputs(captured))
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs that stand for all plans."""
         return self._slots.interface(self._run_forward, self._run_backward)
 
     def _run_forward(self, args: list[Any]) -> tuple[Any, ...]:
-        is_released = self._captured.released.known != self._released and not self._holding.source.is_given
+        is_released = self._piece.captured.released.known != self._released and not self._holding.source.is_given
         if self.is_stale or is_released:
-            fakes = [node.meta.get("val") for node in primals_of(self._captured.module.graph)]
+            fakes = [node.meta.get("val") for node in primals_of(self._piece.captured.module.graph)]
             with self._holding.source.waiting.phase(DIVIDING), as_captured(fakes):
                 self._plan(again=True)
         with self._record.runs(self._planned):
@@ -74,29 +74,28 @@ class FixedStep:
         return self._slots.backward(args)
 
     def _plan(self, *, again: bool = False) -> None:
-        if self._released != (released := self._captured.released.known):
+        if self._released != (released := self._piece.captured.released.known):
             self._holding.source.regrant()
         self.is_stale, self._released = False, released
         runs, planned = self._holding.planned(
-            self._joint.releasing(self._released), self._captured.released.possible, self._written, again=again
+            self._piece.releasing(self._released), self._piece.captured.released.possible, self._written, again=again
         )
         self._planned = self._record.add(replace(planned, inputs=self._inputs))
         self._number = self._slots.add(Entry(runs))
 
-    def _written(self, source: ScheduleSource, joint: Joint) -> tuple[PassFunctions, GraphRecord]:
+    def _written(self, source: ScheduleSource, piece: Piece) -> tuple[PassFunctions, GraphRecord]:
         """Return a plan, and the functions that run it in both passes.
 
         Raises:
             DoesNotFit: there is no plan.
         """
         if source.fused:
-            fused = fused_plan(source, joint, self._captured, self._modules)
-            runs, planned = fused.functions(joint), fused.planned
+            fused = fused_plan(source, piece)
+            runs, planned = fused.functions(piece.joint), fused.planned
         else:
-            joint, captured = source.in_parts(joint, self._captured, self._modules)
-            planned = source.planned(joint, captured, self._modules)
-            runs = pass_functions(joint, planned.schedule)
-        if planned.schedule.has_transfers and joint.device == "cpu":
+            piece, planned = source.planned(piece)
+            runs = pass_functions(piece.joint, planned.schedule)
+        if planned.schedule.has_transfers and piece.joint.device == "cpu":
             text = "the plan moves tensors to the host, which is the device here: that saves no memory"
             notify(logging.WARNING, text)
         return runs, planned

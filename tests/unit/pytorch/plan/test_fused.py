@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch.nn import functional as F
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit
-from remat_cli.pytorch.capture.joint import Joint, JointOp
-from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.joint import JointOp
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.plan import fused
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
@@ -69,11 +68,11 @@ class Sized(ScheduleSource):
         self.budget, self.peak = budget, peak or budget
         self.asked: list[int] = []
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
         self.asked.append(self.peak)
         graph = chain(1, 1)
         schedule: Any = type("Steps", (), {"steps": self.peak})()
-        return GraphRecord(graph, schedule, self.budget, 0, self.peak, 4000, 1 / self.peak)
+        return piece, GraphRecord(graph, schedule, self.budget, 0, self.peak, 4000, 1 / self.peak)
 
     def within(self, budget_bytes: int) -> Sized:
         other = Sized(self.budget, budget_bytes)
@@ -94,10 +93,9 @@ def fused_within(monkeypatch: pytest.MonkeyPatch, budget: int, more: Any) -> tup
 
     monkeypatch.setattr(fused, "compiled_plan", compiled)
     source = Sized(budget)
-    joint: Any = None
-    captured: Any = type("Captured", (), {"forward_outputs": 1})()
+    piece: Any = Piece(None, type("Captured", (), {"forward_outputs": 1})())  # type: ignore[arg-type]
     try:
-        return source, fused.fused_plan(source, joint, captured, ()).planned.predicted_peak_bytes
+        return source, fused.fused_plan(source, piece).planned.predicted_peak_bytes
     except DoesNotFit as error:
         return source, error.message.partition("at kernel ")[2]
 
@@ -138,10 +136,10 @@ class Moving(Sized):
         source.fits, source.recomputed = False, source
         return source
 
-    def planned(self, joint: Joint, captured: Captured, modules: Sequence[nn.Module]) -> GraphRecord:
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
         if not self.fits:
             raise DoesNotFit("no plan fits")
-        return super().planned(joint, captured, modules)
+        return super().planned(piece)
 
     def staying(self) -> ScheduleSource | None:
         return None if self.recomputed is self else self.recomputed
@@ -163,8 +161,8 @@ def test_a_compiled_plan_moves_tensors_only_where_that_takes_less_time(
     source = Moving(recomputed=recomputed, moved=moved)
     made: list[fused.CompiledPasses] = []
 
-    def corrected(given: ScheduleSource, joint: Any, captured: Any, modules: Any, _: Any) -> fused.CompiledPasses:
-        plan = given.planned(joint, captured, modules)
+    def corrected(given: ScheduleSource, piece: Any, _: Any) -> fused.CompiledPasses:
+        _, plan = given.planned(piece)
         graphs: Any = type("Graph", (), {"kernels": ["moved" if given is source else "recomputed"]})()
         memory = fused.CompiledMemory(0, 0, 0, "")
         made.append(fused.CompiledPasses(plan, graphs, graphs, memory, keeps_order=False))
@@ -176,12 +174,12 @@ def test_a_compiled_plan_moves_tensors_only_where_that_takes_less_time(
         "time",
         lambda self, _: times[self.forward.kernels == ["moved"]],
     )
-    nothing: Any = None
+    nothing: Any = Piece(None, None)  # type: ignore[arg-type]
     if not (recomputed or moved):
         with pytest.raises(DoesNotFit, match=chosen):
-            fused.fused_plan(source, nothing, nothing, ())
+            fused.fused_plan(source, nothing)
     else:
-        assert fused.fused_plan(source, nothing, nothing, ()).forward.kernels == [chosen]
+        assert fused.fused_plan(source, nothing).forward.kernels == [chosen]
 
 
 def test_a_plan_with_many_short_kernels_is_estimated_to_take_longer() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from torch import nn
 
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding
@@ -27,7 +27,7 @@ class Reserving(ScheduleSource):
     def counts_state(self) -> bool:
         return self._counts_state
 
-    def planned(self, *_: Any) -> GraphRecord:
+    def planned(self, _: Piece) -> tuple[Piece, GraphRecord]:
         raise AssertionError("nothing is planned here")
 
     def reserve(self, missing_bytes: int, gradient_bytes: int, modules: Sequence[nn.Module]) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import baseline_of
-from remat_cli.pytorch.capture.joint import Joint
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.reader import capture
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
@@ -24,7 +24,7 @@ WIDTH, ROWS = 8, 64
 def graphs_of(module: nn.Module, shape: tuple[int, ...] = (ROWS, WIDTH), **asked: Any) -> RegionGraphs:
     _, captured = capture(Step(module, (torch.randn(shape, requires_grad=True),)), "cpu", "the test")
     source = replace(source_within("min", **asked), measures=False)
-    return RegionGraphs(source, Joint.of(captured), captured)
+    return RegionGraphs(source, Piece.of(captured))
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, 
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.convert import graph_of
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
@@ -47,11 +48,10 @@ class Edited(ScheduleSource):
 
     edit: Callable[[Graph, list[Step]], list[Step]]
 
-    def planned(self, joint: Any, captured: Any, modules: Any) -> GraphRecord:
-        del captured, modules
-        graph = graph_of(joint, "step")
+    def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        graph = graph_of(piece.joint, "step")
         schedule = Schedule(tuple(self.edit(graph, list(plain_run(graph).steps))))
-        return GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+        return piece, GraphRecord.of(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
 
 
 def at(steps: list[Step], op: str) -> int:
