@@ -30,6 +30,7 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
+from remat_cli.pytorch.plan.carrying import WORTH, is_much_smaller, wants_new_plan
 from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
@@ -41,9 +42,6 @@ from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_f
 
 # A plan within a budget in bytes is for sizes this much larger than requested.
 _ROOM = 1.25
-# A plan with a larger overhead than this share is not carried over to sizes with less than this share of the plain
-# run's memory: a new plan takes less time there.
-_WORTH, _SMALLER = 0.02, 0.5
 # A plain run may fit once it is compiled if its peak before fusion is above the budget by no more than this factor. It
 # was 1.06 of a GPT, and 1.23 of blocks of two linear layers.
 _FUSED_AWAY = 1.25
@@ -188,10 +186,10 @@ class SizedStep:
             planned = self._at(passes, here)
             if planned is None:
                 continue
-            smaller = planned.plain_peak_bytes < _SMALLER * passes.planned.plain_peak_bytes
-            if smaller and planned.cuts:
+            sizes = planned.plain_peak_bytes, passes.planned.plain_peak_bytes
+            if planned.cuts and is_much_smaller(*sizes):
                 continue  # parts of so few rows take longer
-            if smaller and passes.overhead > _WORTH:
+            if wants_new_plan(passes.overhead, *sizes):
                 return None
             if planned not in passes.planned.carried:
                 passes.planned.carried.append(planned)
@@ -392,7 +390,7 @@ class SizedStep:
 
     def _is_worth_less(self, planned: GraphRecord) -> bool:
         """Return whether the plain run is better than a plan, where both fit."""
-        return planned.overhead > (_WORTH if self._kernels else 0) or planned.schedule.has_transfers
+        return planned.overhead > (WORTH if self._kernels else 0) or planned.schedule.has_transfers
 
     def _largest_so_far(self) -> Values:
         """Return the largest sizes of calls and plans so far."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from remat_cli.errors import DoesNotFit, RematError
 from remat_cli.pytorch.memory.watch import MeasuredStep
+from remat_cli.pytorch.plan.carrying import wants_new_plan
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import notify
@@ -20,10 +21,6 @@ from remat_cli.pytorch.plan.rehearsing import Rehearsing
 from remat_cli.pytorch.plan.sized_region import RegionHooks
 from remat_cli.pytorch.plan.step_choice import StepChoice, agreed
 from remat_cli.pytorch.plan.step_chooser import StepChooser
-
-# A plan with a larger overhead than this share does not run inputs of less than this share of its size: a new plan
-# takes less time there.
-_WORTH, _SMALLER = 0.02, 0.5
 
 
 class StepPlans:
@@ -132,7 +129,7 @@ class StepPlans:
         """
         larger = [plan for plan in self._choices if inputs.is_within(plan.inputs, plan.dimensions)]
         plan = min(larger, key=lambda plan: plan.inputs.numel, default=None)
-        if plan is not None and plan.overhead > _WORTH and inputs.numel < _SMALLER * plan.inputs.numel:
+        if plan is not None and wants_new_plan(plan.overhead, inputs.numel, plan.inputs.numel):
             return None
         return plan
 
