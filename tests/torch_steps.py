@@ -23,8 +23,8 @@ from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import BOUNDARY
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.step import as_step
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.run.call import PlannedCall
 
 Case = Callable[[], Any]

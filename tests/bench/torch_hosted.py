@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from remat_cli.core.link import Duplex, Link
 from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.capture.piece import Piece
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.described import described
 from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, NOTHING, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
@@ -87,7 +87,7 @@ def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tupl
     )
     (group,), refused = Captures(takes_sizes=False).groups([call])
     assert not refused
-    source: WithinBudget = source_within("min", device=device, options={"time_limit": seconds})
+    source: BudgetSource = source_within("min", device=device, options={"time_limit": seconds})
     alone = replace(source, measures=False)
     return tuple(RegionGraphs(alone, Piece.of(group.captured)).curve())
 

@@ -14,7 +14,7 @@ import pytest
 from remat_cli.cli.output import Output
 from remat_cli.core.graph import Graph
 from remat_cli.errors import ExitCode, InvalidSchedule, UsageError
-from remat_cli.pytorch.plan.choice import FromFile
+from remat_cli.pytorch.plan.file_source import FileSource
 from remat_cli.pytorch.run.execution import StepExecution
 from remat_cli.studies import eager
 from tests.cli.calls import Ended, Remat
@@ -144,7 +144,7 @@ def test_plan_for_fused_kernels_is_verified_by_compiling_it(remat: Remat, tmp_pa
     assert (execution["fused"], execution["holds"]) == (True, True)
     assert execution["plan"]["agrees"]
     with pytest.raises(UsageError, match="was planned for the kernels of torch"):
-        FromFile.at(schedule)
+        FileSource.at(schedule)
     assert json.loads(schedule.read_text())["graph"]["options"]["fused"] is True
     moving = remat(
         "plan", small, "--fused", "--offload", "--link-bandwidth", "1TB/s", "--budget", "min", "-o", schedule

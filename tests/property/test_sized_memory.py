@@ -16,7 +16,7 @@ from remat_cli.core.schedule import Schedule, plain_run, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import activations_of, baseline_of
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.plan.choice import OwnState, WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource, OwnState
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
 from remat_cli.units import parse_budget
 from tests.graphs import chain, compute_sequences, in_place, small_graphs, training_graphs
@@ -76,7 +76,7 @@ def test_plain_run_at_other_sizes_is_that_of_the_other_graph(data: st.DataObject
 def test_share_at_other_sizes_is_that_of_the_other_graph(data: st.DataObject, budget: str, missed: int) -> None:
     graph = replace(data.draw(GRAPHS), resident_bytes=10)
     _, there = data.draw(resizing(graph))
-    source = WithinBudget(Request(parse_budget(budget)), GraphOptions(), own=OwnState(missed_bytes=missed))
+    source = BudgetSource(Request(parse_budget(budget)), GraphOptions(), own=OwnState(missed_bytes=missed))
     assert source.share_at(there) == source.request_for(there.graph).budget_bytes(there.graph)
 
 

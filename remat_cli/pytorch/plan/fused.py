@@ -30,8 +30,8 @@ from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values, put_symbols_back, with_strides
 from remat_cli.pytorch.memory.live import LiveOnCpu
 from remat_cli.pytorch.memory.measure import workspace_of
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.pytorch.programs.pieces import CompiledPieces, KnownPieces
 from remat_cli.pytorch.programs.program import halves

@@ -13,7 +13,7 @@ from torch import nn
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.blocks_json import BlockPlan, BlocksFile, blocks_bytes, read_blocks
 from remat_cli.planning.given import file_of_block
-from remat_cli.pytorch.plan.choice import check_structure
+from remat_cli.pytorch.plan.file_source import check_structure
 from remat_cli.pytorch.plan.record import notify
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_curve import RegionGraphs

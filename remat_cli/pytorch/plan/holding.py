@@ -16,8 +16,8 @@ from torch import nn
 from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord, notify
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.units import format_bytes
 
 _log = logging.getLogger("remat")

@@ -19,7 +19,7 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.piece import Piece
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.splitting import Split
 from remat_cli.units import parse_budget
@@ -49,7 +49,7 @@ class RegionGraphs:
         piece: the captured region.
     """
 
-    source: WithinBudget
+    source: BudgetSource
     piece: Piece
     _prepared: dict[frozenset[tuple[str, Split]], Prepared] = field(default_factory=dict)  # by their cuts
 
@@ -167,7 +167,7 @@ class RegionGraphs:
         yield smallest
 
     @cached_property
-    def _least(self) -> WithinBudget:
+    def _least(self) -> BudgetSource:
         """The source of plans of the least peak."""
         request = replace(self.source.request, budget=parse_budget("min"))
         return replace(self.source, request=request.in_time(_SHARE_OF_EACH, usual=_PLAN_SECONDS))
@@ -180,7 +180,7 @@ class RegionGraphs:
                 yield self.point(schedule, cuts)
 
 
-def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
+def _plan_that_keeps(source: BudgetSource, prepared: Prepared, kept: int, peak: int) -> Schedule | None:
     """Return a plan of a region with a limit on kept bytes.
 
     `kept` bytes may stay between the passes, without memory from before.
@@ -195,7 +195,7 @@ def _plan_that_keeps(source: WithinBudget, prepared: Prepared, kept: int, peak: 
     within = replace(source, request=request.at(peak))
     key = within.key(limited)
     try:
-        return (within.kept(key, limited) or within.new_plan(key, limited)).schedule
+        return within.kept_or_new(key, limited).schedule
     except DoesNotFit:
         return None
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.shards import Ranks, parameters_at_rest
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.unstable.tensors import local_part, storage_key
 from remat_cli.training.resident import OPTIMIZERS
@@ -32,9 +32,9 @@ class RegionRequest:
 
     module: nn.Module
     regions: Mapping[str, nn.Module]
-    asked: WithinBudget
+    asked: BudgetSource
     given: GivenBlocks | None = None
-    source: WithinBudget = field(init=False)
+    source: BudgetSource = field(init=False)
     ranks: Ranks = field(default_factory=Ranks)
     forwards: Mapping[str, Callable[..., Any]] = field(init=False)
 

@@ -31,12 +31,12 @@ from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.carrying import WORTH, is_much_smaller, wants_new_plan
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import CompiledPasses
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import COMPILING, DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 

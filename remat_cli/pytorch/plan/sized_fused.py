@@ -15,9 +15,9 @@ from torch import nn
 from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, fused_plan
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.unstable.inductor import as_captured
 
 

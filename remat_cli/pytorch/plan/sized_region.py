@@ -19,7 +19,7 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, leaving_out, run_by
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.sizes import Sizes, Values
-from remat_cli.pytorch.plan.choice import structure_fault
+from remat_cli.pytorch.plan.file_source import structure_fault
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels

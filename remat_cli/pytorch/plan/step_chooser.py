@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from remat_cli.core.simulate import Trace
 from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
-from remat_cli.pytorch.plan.choice import larger_share, with_trial
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.refusals import larger_share, with_trial
 from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.region_request import RegionRequest

@@ -28,10 +28,10 @@ from remat_cli.pytorch.capture.reader import callable_of
 from remat_cli.pytorch.capture.sizes import Sizes
 from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.sized import SizedStep
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.run.fixed import FixedStep

@@ -32,7 +32,7 @@ from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.capture.step import Step, as_step, losses_in
 from remat_cli.pytorch.memory.measure import MEASURED_DEVICES, measure_once
 from remat_cli.pytorch.memory.memory import Allocations, allocations_of, peak_of, time_of
-from remat_cli.pytorch.plan.choice import check_structure
+from remat_cli.pytorch.plan.file_source import check_structure
 from remat_cli.pytorch.plan.fused import compiled_plan
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.programs.program import Watch, divided

@@ -18,10 +18,10 @@ from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.fused import fused_plan
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import DIVIDING
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.inductor import as_captured

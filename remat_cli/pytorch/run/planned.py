@@ -16,9 +16,12 @@ from remat_cli.errors import UsageError
 from remat_cli.formats.blocks_json import holds_blocks
 from remat_cli.pytorch.capture.optimizer import checked_optimizer
 from remat_cli.pytorch.capture.regions import block_paths
-from remat_cli.pytorch.plan.choice import FromFile, ScheduleSource, WithinBudget, default_profile
+from remat_cli.pytorch.plan.budget_source import BudgetSource, default_profile
+from remat_cli.pytorch.plan.file_source import FileSource
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
+from remat_cli.pytorch.plan.plan_folder import PlanFolder
 from remat_cli.pytorch.plan.record import PlanRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
@@ -135,20 +138,20 @@ def planned(
         attach_regions(module, blocks, as_asked, given=given)
         return model
     if schedule is not None:
-        from_file = source = FromFile.at(_path(schedule, "schedule"), fused=fused, strict=strict)
+        from_file = source = FileSource.at(_path(schedule, "schedule"), fused=fused, strict=strict)
         offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
         source = source_for(budget, offload=offload)
     _check_split(split, schedule)
-    if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, WithinBudget):
+    if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, BudgetSource):
         # Copies between blocks cut no fused kernels, those within the whole do.
         regions = block_paths(within) or None
     if regions is not None and regions != "auto":
         _plan_by_regions(within, regions, source)
         return model
     call = PlannedCall(within, source)
-    if regions == "auto" and isinstance(source, WithinBudget):
+    if regions == "auto" and isinstance(source, BudgetSource):
         call.fallback = plan_blocks
     if isinstance(within, nn.Module):
         attach(within, call)
@@ -181,7 +184,7 @@ def source_within(
     fused: bool = False,
     strict: bool = False,
     **settings: Any,
-) -> WithinBudget:
+) -> BudgetSource:
     """Return a source of plans within a budget.
 
     Arguments are those of `planned`.
@@ -207,11 +210,11 @@ def source_within(
             f"reserve: {format_bytes(reserve_bytes)} leave nothing of a budget of {format_bytes(budget_bytes)}",
             hint="reserve less, or give a larger budget",
         )
-    return WithinBudget(
+    return BudgetSource(
         request,
         for_graph,
         optimizer=itself,
-        folder=None if plans is None else _path(plans, "plans"),
+        folder=PlanFolder(None if plans is None else _path(plans, "plans")),
         measures="measurements" not in paths,
         times_given="device" in paths,
         reserve_bytes=reserve_bytes,
@@ -222,7 +225,7 @@ def source_within(
 
 
 def _plan_by_regions(model: Any, regions: str | Sequence[str | nn.Module], source: ScheduleSource) -> None:
-    if not isinstance(source, WithinBudget):
+    if not isinstance(source, BudgetSource):
         raise UsageError(
             "the file has the schedule of a whole step, which does not go with regions",
             hint="leave regions out; or give a file of blocks' plans, which plan_of(model).save(...) writes",

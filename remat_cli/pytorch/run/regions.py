@@ -32,7 +32,7 @@ from remat_cli.pytorch.memory.shards import (
     is_distributed,
 )
 from remat_cli.pytorch.memory.watch import StepWatch
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import PlanRecord, notify
@@ -115,7 +115,7 @@ class _FirstCall:
 def attach_regions(
     model: nn.Module,
     regions: str | Sequence[str | nn.Module],
-    source: WithinBudget,
+    source: BudgetSource,
     *,
     given: GivenBlocks | None = None,
 ) -> None:
@@ -155,7 +155,7 @@ def plan_blocks(whole: PlannedCall, refusal: GraphError) -> Callable[[], None]:
     """
     model, source = whole.module, whole.source
     assert model is not None
-    assert isinstance(source, WithinBudget)
+    assert isinstance(source, BudgetSource)
     blocks = repeated_blocks(model)
     if not blocks:
         raise refusal

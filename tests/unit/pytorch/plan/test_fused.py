@@ -16,8 +16,8 @@ from remat_cli.errors import DoesNotFit
 from remat_cli.pytorch.capture.joint import JointOp
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.plan import fused
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.torch import plan_of, planned
 from tests.graphs import chain
 

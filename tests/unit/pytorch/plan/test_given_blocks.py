@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat_cli.errors import DoesNotFit, RematError, UsageError
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.torch import plan_of, planned
 
 
@@ -77,7 +77,7 @@ def test_plans_from_a_file_run_without_new_ones(file: Path, tmp_path: Path, monk
     def fail(*_: object) -> None:
         raise AssertionError("a plan is made")
 
-    monkeypatch.setattr(WithinBudget, "new_plan", fail)
+    monkeypatch.setattr(BudgetSource, "new_plan", fail)
     torch.manual_seed(0)
     model = Model()
     twin = copy.deepcopy(model)

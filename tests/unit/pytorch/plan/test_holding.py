@@ -9,9 +9,9 @@ from torch import nn
 
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 
 BUDGET, PEAK = 1_000_000, 900_000
 

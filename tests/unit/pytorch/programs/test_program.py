@@ -20,8 +20,8 @@ from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.memory import transfers
-from remat_cli.pytorch.plan.choice import ScheduleSource
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.programs import slots
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.programs.self_test import self_test

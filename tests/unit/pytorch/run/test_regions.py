@@ -29,7 +29,7 @@ from remat_cli.errors import DoesNotFit, GraphError, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
-from remat_cli.pytorch.plan.choice import WithinBudget
+from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.fused import CompiledMemory, CompiledPasses
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_choice import CurvePoint
@@ -911,7 +911,7 @@ def test_plans_are_kept_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise AssertionError("a plan is made that was there")
 
-    monkeypatch.setattr(WithinBudget, "new_plan", fail)
+    monkeypatch.setattr(BudgetSource, "new_plan", fail)
     planned(again, budget="100%", regions=["0"], plans=tmp_path, options=OPTIONS)(x).sum().backward()
     assert record_of(again).predicted_peak_bytes == record_of(first).predicted_peak_bytes
 

@@ -301,12 +301,12 @@ def test_kept_parts_that_do_not_hold_are_told(
     content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     call: Any = planned(Head(), budget="60%", split=True, plans=tmp_path)._compiled_call_impl
-    source = call._holding.source
-    path = source.path("parts", "key")
-    assert source.kept_cuts("key") is None
+    folder = call._holding.source.folder
+    path = folder.path("parts", "key")
+    assert folder.cuts("key") is None
     assert not caplog.text
     path.mkdir() if content is None else path.write_text(content)
-    assert source.kept_cuts("key") is None
+    assert folder.cuts("key") is None
     assert f"what is kept in {path} does not hold, and is made anew" in caplog.text
 
 

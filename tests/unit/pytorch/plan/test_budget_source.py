@@ -14,16 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from remat_cli.config import GraphOptions, Request
+from remat_cli.config import Request
 from remat_cli.errors import DoesNotFit, UsageError
 from remat_cli.pytorch.memory.memory import peak_of
-from remat_cli.pytorch.plan import choice
-from remat_cli.pytorch.plan.choice import WithinBudget, larger_share
+from remat_cli.pytorch.plan import budget_source
+from remat_cli.pytorch.plan.budget_source import BudgetSource
+from remat_cli.pytorch.plan.plan_folder import PlanFolder
+from remat_cli.pytorch.plan.refusals import larger_share
 from remat_cli.pytorch.plan.waiting import MEASURING
 from remat_cli.pytorch.run.planned import source_within
 from remat_cli.settings import setting
 from remat_cli.torch import plan_of, planned
-from remat_cli.units import parse_budget
 from tests.graphs import training_chain
 from tests.plans import prepared
 from tests.torch_steps import MLP
@@ -35,13 +36,13 @@ BATCH = torch.ones(64, 16)
 def plannings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of what was planned, not read from a folder."""
     keys: list[str] = []
-    new_plan = WithinBudget.new_plan
+    new_plan = BudgetSource.new_plan
 
-    def listed(self: WithinBudget, key: str, *args: Any) -> Any:
+    def listed(self: BudgetSource, key: str, *args: Any) -> Any:
         keys.append(key)
         return new_plan(self, key, *args)
 
-    monkeypatch.setattr(WithinBudget, "new_plan", listed)
+    monkeypatch.setattr(BudgetSource, "new_plan", listed)
     return keys
 
 
@@ -200,7 +201,7 @@ def test_what_measuring_took_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_kernels_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, device=None)
     (kept,) = tmp_path.glob("kernels-*")
-    monkeypatch.setattr(choice, "measure_once", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(budget_source, "measure_once", lambda *_: pytest.fail("measured again"))
     train(tmp_path, device=None)
     monkeypatch.undo()
     kept.write_text("{")
@@ -218,20 +219,20 @@ def test_what_cannot_fit_for_its_kernel_is_named() -> None:
 def test_several_at_once_lose_nothing(tmp_path: Path) -> None:
     """Whoever reads meanwhile, reads a plan as somebody has written it."""
     folder = tmp_path / "plans"
-    choices = [WithinBudget(Request(parse_budget("80%")), GraphOptions(), folder=folder) for _ in range(4)]
+    folders = [PlanFolder(folder) for _ in range(4)]
     plans = [letter * 100_000 for letter in (b"a", b"b", b"c", b"d")]
 
     def write(number: int) -> set[bytes]:
         found = set()
         for _ in range(20):
-            choices[number].keep(folder / "key.json", plans[number])
+            folders[number].keep("plan", "key", plans[number])
             found |= {path.read_bytes() for path in folder.glob("*.json")}
         return found
 
     with ThreadPoolExecutor() as pool:
         found = set().union(*pool.map(write, range(4)))
     assert found <= set(plans)
-    assert [path.name for path in folder.iterdir()] == ["key.json"]
+    assert [path.name for path in folder.iterdir()] == ["plan-key.json"]
 
 
 @pytest.mark.parametrize(
