@@ -22,9 +22,9 @@ from torch.nn import functional as F
 from remat_cli.core.link import Duplex, Link
 from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.capture.piece import Piece
+from remat_cli.pytorch.plan.block_step import ALL_INPUTS, NOTHING, BlockStep, CurvePoint
 from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.described import described
-from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, NOTHING, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.rehearsal import Moment, RegionCall
@@ -92,7 +92,7 @@ def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tupl
     return tuple(RegionGraphs(alone, Piece.of(group.captured)).curve())
 
 
-def llama_step(curve: tuple[CurvePoint, ...], tokens: int, rate: float, ranks: int = 8) -> WholeStep:
+def llama_step(curve: tuple[CurvePoint, ...], tokens: int, rate: float, ranks: int = 8) -> BlockStep:
     """Return a step of all blocks on one of several ranks, which share parameters, gradients and Adam's state.
 
     Between the blocks are the parameters of two gathered blocks, and the loss over parts of the vocabulary.
@@ -113,7 +113,7 @@ def llama_step(curve: tuple[CurvePoint, ...], tokens: int, rate: float, ranks: i
     names = [f"layers.{place}" for place in range(LAYERS)]
     always = PARAMETERS * (2 + 2 + 12) // ranks
     link = Link(Fraction(int(rate), 10**9), Duplex.FULL)
-    return WholeStep(always, moments, names, [curve] * LAYERS, inputs=[size] * LAYERS, link=link)
+    return BlockStep(always, moments, names, [curve] * LAYERS, inputs=[size] * LAYERS, link=link)
 
 
 class Way(NamedTuple):
@@ -130,7 +130,7 @@ class Way(NamedTuple):
     saved: int = 0
 
 
-def compared(step: WholeStep, budget: int) -> Iterator[Way]:
+def compared(step: BlockStep, budget: int) -> Iterator[Way]:
     """Yield three ways as the judge replays them: recompute alone, offload all inputs, and the choice."""
     found = [step.within(budget, 0, moves) for moves in (NOTHING, ALL_INPUTS)]
     for choice in (*found, step.within(budget, 0)):

@@ -421,7 +421,7 @@ class BudgetSource(ScheduleSource):
         Raises:
             DoesNotFit: no plan fits.
         """
-        kept = self.folder.plan(key, prepared, self.budget_bytes(prepared.graph))
+        kept = self.folder.kept_plan(key, prepared, self.budget_bytes(prepared.graph))
         return kept or self.new_plan(key, prepared)
 
     def new_plan(self, key: str, prepared: Prepared) -> GraphRecord:
@@ -436,7 +436,7 @@ class BudgetSource(ScheduleSource):
             notify(logging.WARNING, f'{planning.search.note} (options={{"time_limit": 60}} gives each try more)')
         if self.own.calls > 1:
             with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
-                return self.several(self.own.calls).plan(planning, self.free_bytes)
+                return self.several(self.own.calls).planned(planning, self.free_bytes)
         self.folder.keep("plan", key, planning.schedule_file)
         return GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
 

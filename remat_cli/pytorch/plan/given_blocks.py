@@ -13,9 +13,9 @@ from torch import nn
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.blocks_json import BlockPlan, BlocksFile, blocks_bytes, read_blocks
 from remat_cli.planning.given import file_of_block
+from remat_cli.pytorch.plan.block_step import BlockStep, ChosenPlans, CurvePoint
 from remat_cli.pytorch.plan.file_source import check_structure
 from remat_cli.pytorch.plan.record import notify
-from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.units import format_bytes
 
@@ -127,7 +127,7 @@ class GivenBlocks:
                 "they were made for",
             )
 
-    def check_copies(self, step: WholeStep) -> None:
+    def check_copies(self, step: BlockStep) -> None:
         """Check that tensors on the host by the file can leave.
 
         Raises:
@@ -143,12 +143,12 @@ class GivenBlocks:
                 hint=_AGAIN,
             )
 
-    def choice(self, step: WholeStep) -> ChosenPlans:
+    def choice(self, step: BlockStep) -> ChosenPlans:
         """Return the choice that the file makes; `least` is its own time."""
         choice = ChosenPlans(tuple(self._places[name] for name in step.paths), 0, *self._away(step))
         return choice._replace(least=step.replay(choice, 0).time)
 
-    def _away(self, step: WholeStep) -> tuple[frozenset[int], frozenset[int]]:
+    def _away(self, step: BlockStep) -> tuple[frozenset[int], frozenset[int]]:
         plans = [(at, self.file.blocks[name]) for at, name in enumerate(step.paths)]
         inputs = frozenset(at for at, plan in plans if plan.input_on_host)
         return inputs, frozenset(at for at, plan in plans if plan.saved_on_host)

@@ -90,7 +90,7 @@ class PlanFolder:
             notify(logging.WARNING, f"what is kept in {path} does not hold, and is made anew")
             return None
 
-    def plan(self, key: str, prepared: Prepared, budget_bytes: int | None) -> GraphRecord | None:
+    def kept_plan(self, key: str, prepared: Prepared, budget_bytes: int | None) -> GraphRecord | None:
         """Return a kept plan that is valid within a budget, or None.
 
         Args:

@@ -19,8 +19,8 @@ from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, InvalidSchedule, UsageError
 from remat_cli.prepare import Prepared
 from remat_cli.pytorch.capture.piece import Piece
+from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.budget_source import BudgetSource
-from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.splitting import Split
 from remat_cli.units import parse_budget
 

@@ -38,11 +38,11 @@ from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
+from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.described import Described, DescribedShard
 from remat_cli.pytorch.plan.file_source import structure_fault
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized_memory import resized

@@ -12,8 +12,8 @@ from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import Values
+from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.budget_source import OwnState
-from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
 from remat_cli.pytorch.plan.region_request import RegionRequest

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.writing import write_file
+from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.given_blocks import file_of_blocks
+from remat_cli.pytorch.plan.planned_step import PlannedStep
 from remat_cli.pytorch.plan.record import PlanRecord, beyond
-from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_kinds import RegionKind
-from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.units import format_bytes, format_share
 
 
@@ -64,7 +64,7 @@ class RegionsRecord(PlanRecord):
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     without_symbols: Callable[[RegionKind, int], CurvePoint] = lambda kind, plan_index: kind.points[plan_index]
 
-    def take(self, plan: StepChoice) -> None:
+    def take(self, plan: PlannedStep) -> None:
         """Take the plan of the step that runs next."""
         self.predicted_peak_bytes, self.budget_bytes = plan.peak, plan.budget
         self.overhead, self.least_overhead = plan.overhead, plan.least_overhead

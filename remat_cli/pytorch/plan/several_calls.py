@@ -27,7 +27,7 @@ class SeveralCalls:
     calls: int
     accumulate: bool
 
-    def plan(self, alone: Planning, free_bytes: int) -> GraphRecord:
+    def planned(self, alone: Planning, free_bytes: int) -> GraphRecord:
         """Return a plan for several calls before a backward pass.
 
         While one call runs, the others keep what the plan keeps between its passes. That much is left free: the least

@@ -30,9 +30,9 @@ from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.carrying import WORTH, is_much_smaller, wants_new_plan
 from remat_cli.pytorch.plan.fused import CompiledPasses
-from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
@@ -107,7 +107,7 @@ class SizedStep:
         self,
         sizes: Sizes,
         given: Captured,
-        holding: Holding,
+        keeper: BudgetKeeper,
         record: PlanRecord,
         modules: Sequence[nn.Module],
     ) -> None:
@@ -115,10 +115,10 @@ class SizedStep:
         self._sizes = sizes
         self._outputs = given.released
         self._released = given.released.known
-        self._holding, self._source = holding, holding.source
+        self._keeper, self._source = keeper, keeper.source
         self._record = record
         self._modules = modules
-        self._kernels = SizedKernels(sizes, modules) if holding.source.fused else None
+        self._kernels = SizedKernels(sizes, modules) if keeper.source.fused else None
         self._sized_passes: list[_SizedPasses] = []
         self._numbers: dict[Values, int] = {}  # numbers of entries
         self._judged: list[GraphRecord] = []  # plans as measured by the judge, by number
@@ -165,7 +165,7 @@ class SizedStep:
             if carried is None:
                 with self._source.waiting.phase(DIVIDING):
                     carried = self._planned(values)
-                self._holding.tell_again()
+                self._keeper.tell_again()
             self._again = False
             passes, planned = carried
             assert passes.pass_functions is not None
@@ -359,7 +359,7 @@ class SizedStep:
             return (piece.joint, compiled), compiled.planned
 
         if is_last:
-            result = self._holding.planned(piece, self._outputs.possible, make, again=self._again)
+            result = self._keeper.planned(piece, self._outputs.possible, make, again=self._again)
         else:
             result = make(self._source, piece)
         (joint, compiled), planned = result

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from remat_cli.core.simulate import Trace
 from remat_cli.errors import DoesNotFit, InvalidSchedule, RematError
+from remat_cli.pytorch.plan.block_step import BlockStep, ChosenPlans, CurvePoint
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
-from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.planned_step import PlannedStep
 from remat_cli.pytorch.plan.refusals import larger_share, with_trial
-from remat_cli.pytorch.plan.region_choice import ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.region_request import RegionRequest
-from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.units import format_bytes, format_time
 
@@ -25,12 +25,12 @@ class StepChooser:
         kernels: the compiled kernels, in words; empty if eager's kernels run.
     """
 
-    def __init__(self, request: RegionRequest, holding: Holding) -> None:
-        self._request, self._holding = request, holding
+    def __init__(self, request: RegionRequest, keeper: BudgetKeeper) -> None:
+        self._request, self._keeper = request, keeper
         self._compiled = 0  # number of compiled plans of regions
         self.kernels = ""
 
-    def choose(self, plan: StepChoice, *, is_first: bool) -> None:
+    def choose(self, plan: PlannedStep, *, is_first: bool) -> None:
         """Choose a plan for each region.
 
         If possible, memory that earlier steps used beyond their plan is left free.
@@ -51,7 +51,7 @@ class StepChooser:
         if plan.is_common:
             budget = -self._request.ranks.most(-budget)[0]  # the smallest of all ranks
 
-        def choose(step: WholeStep) -> ChosenPlans | None:
+        def choose(step: BlockStep) -> ChosenPlans | None:
             choice = step.within(budget, free)
             if choice is None and free > reserved and (plan.chosen or step.within(budget, reserved) is not None):
                 return step.tightest(free)
@@ -82,12 +82,12 @@ class StepChooser:
             )
         self._request.ranks.all_or_none(refusal)
         if is_above and free > reserved:
-            self._holding.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
+            self._keeper.warn_of_tightest(trace.peak_bytes, budget, free - reserved)
         elif is_above:
-            self._holding.tell_of_least(trace.peak_bytes, budget)
+            self._keeper.tell_of_least(trace.peak_bytes, budget)
         self._use(plan, choice, trace, budget, free)
 
-    def fits(self, plan: StepChoice, points: Sequence[CurvePoint]) -> bool:
+    def fits(self, plan: PlannedStep, points: Sequence[CurvePoint]) -> bool:
         """Return whether a step fits the budget by these plans of its regions; nothing fits the smallest for sure."""
         source = self._request.source
         if source.is_smallest:
@@ -95,7 +95,7 @@ class StepChooser:
         peak = plan.step.judged(points, source.free_bytes).peak_bytes
         return peak <= self._budget_bytes(plan, source.reserve_bytes)
 
-    def explained(self, refusal: DoesNotFit, plan: StepChoice, curves: Sequence[Sequence[CurvePoint]]) -> DoesNotFit:
+    def explained(self, refusal: DoesNotFit, plan: PlannedStep, curves: Sequence[Sequence[CurvePoint]]) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts.
 
         Args:
@@ -109,7 +109,7 @@ class StepChooser:
         effect = f"split=True {'fits' if fits else 'would not help'}: in parts, the least peak of the step that was "
         return with_trial(refusal, f"{effect}found is {format_bytes(peak)}", fits=fits)
 
-    def _choose_given(self, plan: StepChoice, given: GivenBlocks) -> None:
+    def _choose_given(self, plan: PlannedStep, given: GivenBlocks) -> None:
         """Take the plans of a file.
 
         Raises:
@@ -123,7 +123,7 @@ class StepChooser:
         given.warn_if_above(trace.peak_bytes)
         self._use(plan, choice, trace, given.file.budget_bytes, free)
 
-    def _use(self, plan: StepChoice, choice: ChosenPlans, trace: Trace, budget: int, free: int) -> None:
+    def _use(self, plan: PlannedStep, choice: ChosenPlans, trace: Trace, budget: int, free: int) -> None:
         """Note a choice as the step's.
 
         Args:
@@ -147,7 +147,7 @@ class StepChooser:
             kind.use(frozenset(plan_index for other, plan_index in chosen if other is kind))
 
     def _compiled_choice(
-        self, plan: StepChoice, choose: Callable[[WholeStep], ChosenPlans | None], free: int
+        self, plan: PlannedStep, choose: Callable[[BlockStep], ChosenPlans | None], free: int
     ) -> tuple[ChosenPlans | None, RematError | None]:
         """Choose a compiled plan for each region.
 
@@ -189,7 +189,7 @@ class StepChooser:
         times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
         self.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
 
-    def _budget_bytes(self, plan: StepChoice, free: int) -> int:
+    def _budget_bytes(self, plan: PlannedStep, free: int) -> int:
         asked, step = self._request.source.request.budget, plan.step
         assert asked is not None
         if asked.device_bytes is not None:

@@ -8,18 +8,18 @@ from typing import Any
 
 from remat_cli.errors import DoesNotFit, RematError
 from remat_cli.pytorch.memory.watch import MeasuredStep
+from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.carrying import wants_new_plan
 from remat_cli.pytorch.plan.described import Dimension, Inputs
-from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.planned_step import PlannedStep, agreed
 from remat_cli.pytorch.plan.record import notify
-from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import Captures, RegionKind
 from remat_cli.pytorch.plan.region_planner import RegionPlanner
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsing import Rehearsing
 from remat_cli.pytorch.plan.sized_region import RegionHooks
-from remat_cli.pytorch.plan.step_choice import StepChoice, agreed
 from remat_cli.pytorch.plan.step_chooser import StepChooser
 
 
@@ -30,27 +30,27 @@ class StepPlans:
         rehearsing: rehearses steps before they are planned.
     """
 
-    def __init__(self, request: RegionRequest, record: RegionsRecord, holding: Holding, hooks: RegionHooks) -> None:
+    def __init__(self, request: RegionRequest, record: RegionsRecord, keeper: BudgetKeeper, hooks: RegionHooks) -> None:
         """Begin with no plan.
 
         Args:
             request: what the user asked for.
             record: takes the plan of each call, and what was measured.
-            holding: compares measured steps with the budget.
+            keeper: compares measured steps with the budget.
             hooks: called around the passes of regions.
         """
         self.rehearsing = Rehearsing(request, record.left)
-        self._request, self._record, self._holding = request, record, holding
-        self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, holding)
+        self._request, self._record, self._keeper = request, record, keeper
+        self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, keeper)
         record.without_symbols = self._planner.without_symbols
         takes_sizes = not request.source.splits and request.given is None
         self._captures = Captures(takes_sizes=takes_sizes, fused=request.is_decomposed)
         self._dimensions: frozenset[Dimension] = frozenset()  # dimensions of inputs with different sizes so far
-        self._by_inputs: dict[Inputs, StepChoice] = {}
-        self._choices: list[StepChoice] = []  # as many on all ranks
+        self._by_inputs: dict[Inputs, PlannedStep] = {}
+        self._choices: list[PlannedStep] = []  # as many on all ranks
         self._wants_another = False
 
-    def plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepChoice:
+    def plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedStep:
         """Return the plan for the model's arguments, new or earlier.
 
         Raises:
@@ -73,7 +73,7 @@ class StepPlans:
         self._record.take(self._by_inputs[inputs])
         return self._by_inputs[inputs]
 
-    def hold(self, measured: MeasuredStep, plan: StepChoice) -> None:
+    def hold(self, measured: MeasuredStep, plan: PlannedStep) -> None:
         """Compare a measured step with the budget.
 
         If it is above, choose again with the missing bytes, or warn.
@@ -86,17 +86,17 @@ class StepPlans:
         record.measured_peak_bytes.append(measured.peak_bytes)
         record.beyond_bytes = max(record.beyond_bytes, measured.peak_bytes - plan.peak)
         old = measured.gradient_bytes - plan.standing
-        if old > plan.step.old_gradients and self._holding.is_above(measured, plan.budget):
+        if old > plan.step.old_gradients and self._keeper.is_above(measured, plan.budget):
             for other in self._choices:
                 other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
             self._wants_another = True
-            self._holding.note_old_gradients(measured, plan.budget, old)
-        elif self._holding.needs_another(
+            self._keeper.note_old_gradients(measured, plan.budget, old)
+        elif self._keeper.needs_another(
             replace(measured, gradient_bytes=0), plan.peak, plan.budget, [self._request.module]
         ):
             self._wants_another = True
 
-    def _choose(self, plan: StepChoice) -> None:
+    def _choose(self, plan: PlannedStep) -> None:
         try:
             self._chooser.choose(plan, is_first=not self._choices)
         except DoesNotFit as refusal:
@@ -104,7 +104,7 @@ class StepPlans:
         self._record.kernels = self._chooser.kernels
         self._record.waited_ns.update(self._request.source.waiting.spent_ns)
 
-    def _explained(self, plan: StepChoice, refusal: DoesNotFit) -> DoesNotFit:
+    def _explained(self, plan: PlannedStep, refusal: DoesNotFit) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts, tried here."""
         request = self._request
         if request.source.splits or request.source.fused or any(kind.sized is not None for kind in plan.kinds):
@@ -120,9 +120,9 @@ class StepPlans:
         for plan in self._choices:
             self._choose(plan)
         if chosen != [plan.chosen for plan in self._choices]:
-            self._holding.tell_again()
+            self._keeper.tell_again()
 
-    def _larger(self, inputs: Inputs) -> StepChoice | None:
+    def _larger(self, inputs: Inputs) -> PlannedStep | None:
         """Return a larger inputs' plan that can run these inputs.
 
         None if these inputs need a plan of their own.
@@ -133,7 +133,7 @@ class StepPlans:
             return None
         return plan
 
-    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> StepChoice:
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> PlannedStep:
         """Rehearse a step, and plan each kind of region at several budgets.
 
         Regions that cannot be captured are left out.
@@ -150,7 +150,7 @@ class StepPlans:
         assert plan is not None
         return agreed(plan, self._request.ranks)
 
-    def _planned_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> StepChoice:
+    def _planned_here(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Inputs) -> PlannedStep:
         request = self._request
         rehearsed = self.rehearsing.run(args, kwargs, self._captures)
         rehearsal = rehearsed.rehearsal
@@ -158,7 +158,7 @@ class StepPlans:
         if request.given is not None:
             request.given.check_calls(names)
         kinds = self._planner.kinds(rehearsed)
-        step = WholeStep(rehearsed.always, rehearsal.moments, names, [kind.points for kind in kinds])
+        step = BlockStep(rehearsed.always, rehearsal.moments, names, [kind.points for kind in kinds])
         if request.asked.request.offload and kinds:
             assert self._planner.link is not None, "every device profile has one"
             hosted = [sum(inputs_of.values()) for inputs_of in rehearsal.hosted]
@@ -171,7 +171,7 @@ class StepPlans:
         untrained = frozenset(rehearsal.untrained)
         places = [tuple(inputs_of) for inputs_of in rehearsal.hosted]
         standing = request.source.standing([request.module])
-        plan = StepChoice(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
+        plan = PlannedStep(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
         if request.given is None and not self._chooser.fits(plan, [_keeping_least(kind) for kind in kinds]):
             for kind in dict.fromkeys(kinds):
                 if kind.graphs is not None:

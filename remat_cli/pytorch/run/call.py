@@ -28,7 +28,7 @@ from remat_cli.pytorch.capture.reader import callable_of
 from remat_cli.pytorch.capture.sizes import Sizes
 from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
-from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.sized import SizedStep
 from remat_cli.pytorch.plan.source import ScheduleSource
@@ -89,7 +89,7 @@ class PlannedCall:
         self._given: Any = ()
         self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
-        self._holding = Holding(source, self._watch)
+        self._keeper = BudgetKeeper(source, self._watch)
         self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
@@ -113,7 +113,7 @@ class PlannedCall:
         self._modules, self._given = modules, (args, kwargs)
         try:
             result = self._explained(args, kwargs)
-            self._holding.has_begun = True
+            self._keeper.has_begun = True
             return result
         except DoesNotFit:
             self.record.refused += 1
@@ -280,8 +280,8 @@ class PlannedCall:
         if self._watch.awaits_backward:  # the last of these calls peaks highest
             return
         if not self.source.fused:
-            self._holding.counts_calls = self.source.note_calls(self._watch.calls, plan)
-        if plan.budget_bytes is not None and self._holding.needs_another(
+            self._keeper.counts_calls = self.source.note_calls(self._watch.calls, plan)
+        if plan.budget_bytes is not None and self._keeper.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):
             for step in self._steps:
@@ -306,10 +306,10 @@ class PlannedCall:
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
         if (sizes := Sizes.of(captured)) is not None:
-            sized = SizedStep(sizes, captured, self._holding, self.record, self._modules)
+            sized = SizedStep(sizes, captured, self._keeper, self.record, self._modules)
             self._steps.add(sized)
             return sized.interface()
-        step = FixedStep(captured, self._holding, self.record, self._modules)
+        step = FixedStep(captured, self._keeper, self.record, self._modules)
         self._steps.add(step)
         return step.interface()
 

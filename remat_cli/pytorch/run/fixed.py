@@ -18,8 +18,8 @@ from remat_cli.pytorch.capture.joint import rewritten
 from remat_cli.pytorch.capture.joint_capture import Captured, primals_of
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import input_shapes, without_inputs
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.fused import fused_plan
-from remat_cli.pytorch.plan.holding import Holding
 from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import DIVIDING
@@ -34,7 +34,9 @@ class FixedStep:
         is_stale: whether to plan again before the next run.
     """
 
-    def __init__(self, captured: Captured, holding: Holding, record: PlanRecord, modules: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, captured: Captured, keeper: BudgetKeeper, record: PlanRecord, modules: Sequence[nn.Module]
+    ) -> None:
         """Plan the graph.
 
         Raises:
@@ -43,7 +45,7 @@ class FixedStep:
         self.is_stale = False
         captured = rewritten(captured)
         self._piece = Piece.of(captured, modules)
-        self._holding, self._record = holding, record
+        self._keeper, self._record = keeper, record
         self._inputs = input_shapes(captured)
         self._slots = Slots(captured, self._piece.joint)
         self._released: frozenset[int] = frozenset()
@@ -53,7 +55,7 @@ class FixedStep:
             self._plan()
         except DoesNotFit as refusal:
             piece = self._piece.releasing(captured.released.possible)
-            raise holding.source.explained(refusal, piece) from None
+            raise keeper.source.explained(refusal, piece) from None
         self._piece = replace(self._piece, captured=without_inputs(captured))
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -61,10 +63,10 @@ class FixedStep:
         return self._slots.interface(self._run_forward, self._run_backward)
 
     def _run_forward(self, args: list[Any]) -> tuple[Any, ...]:
-        is_released = self._piece.captured.released.known != self._released and not self._holding.source.is_given
+        is_released = self._piece.captured.released.known != self._released and not self._keeper.source.is_given
         if self.is_stale or is_released:
             fakes = [node.meta.get("val") for node in primals_of(self._piece.captured.module.graph)]
-            with self._holding.source.waiting.phase(DIVIDING), as_captured(fakes):
+            with self._keeper.source.waiting.phase(DIVIDING), as_captured(fakes):
                 self._plan(again=True)
         with self._record.runs(self._planned):
             return self._slots.forward(self._number, args)
@@ -75,9 +77,9 @@ class FixedStep:
 
     def _plan(self, *, again: bool = False) -> None:
         if self._released != (released := self._piece.captured.released.known):
-            self._holding.source.regrant()
+            self._keeper.source.regrant()
         self.is_stale, self._released = False, released
-        runs, planned = self._holding.planned(
+        runs, planned = self._keeper.planned(
             self._piece.releasing(self._released), self._piece.captured.released.possible, self._written, again=again
         )
         self._planned = self._record.add(replace(planned, inputs=self._inputs))

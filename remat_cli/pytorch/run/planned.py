@@ -84,19 +84,19 @@ def planned(
         plans: a folder in which plans are kept between runs of Python.
         reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The first
             steps measure that, too, and may make a new plan.
-        regions: parts of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
+        regions: blocks of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
             or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind. "auto": none where the whole step can
             be captured, else what the `ModuleList`s of the model hold, and a warning says so. None: the whole step, or
             a refusal.
         fused: run inductor's fused kernels, which torch.compile runs, instead of eager's. The plan is compiled before
             the first step, its peak is read from the kernels, and it is corrected: at most three compilations, six
-            with offloading (one of a schedule, which must have been planned with `--fused`). Of regions, the plans that
-            are chosen are compiled, once for each kind of region. From the second size on, kernels are compiled with
+            with offloading (one of a schedule, which must have been planned with `--fused`). Of blocks, the plans that
+            are chosen are compiled, once for each kind of block. From the second size on, kernels are compiled with
             symbols, once for all sizes. With split, equal parts are compiled once, and random numbers are eager's.
-        split: run regions of the step, such as the loss head, in parts where the budget needs it or it takes less
-            time; of a model planned by blocks, regions of each block. Results are those of the step to rounding. With
-            fused kernels, and by blocks, each shape of the inputs is captured and planned by itself.
+        split: run regions of the step, sets of ops such as the loss head, in parts where the budget needs it or it
+            takes less time; of a model planned by blocks, regions of each block. Results are those of the step to
+            rounding. With fused kernels, and by blocks, each shape of the inputs is captured and planned by itself.
         strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
             of the least peak runs, and a warning says by how much it is above the budget.
 

@@ -32,15 +32,15 @@ from remat_cli.pytorch.memory.shards import (
     is_distributed,
 )
 from remat_cli.pytorch.memory.watch import StepWatch
+from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.given_blocks import GivenBlocks
-from remat_cli.pytorch.plan.holding import Holding
+from remat_cli.pytorch.plan.planned_step import PlannedStep
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsal import FillsCache, checkpointed, named_call
 from remat_cli.pytorch.plan.sized_region import RegionHooks
-from remat_cli.pytorch.plan.step_choice import StepChoice
 from remat_cli.pytorch.plan.step_plans import StepPlans
 from remat_cli.pytorch.run.attached import attach, detach
 from remat_cli.pytorch.run.call import PlannedCall, check_not_sharded
@@ -196,9 +196,9 @@ class RegionsCall:
         hooks = RegionHooks(
             self._watch.looking, self._note_given, self._watch.backward_begins, self._ran_unplanned, self._ran_larger
         )
-        holding = Holding(request.source, self._watch)
-        self._plans = StepPlans(request, self.record, holding, hooks)
-        self._plan: StepChoice | None = None
+        keeper = BudgetKeeper(request.source, self._watch)
+        self._plans = StepPlans(request, self.record, keeper, hooks)
+        self._plan: PlannedStep | None = None
         self._times: Counter[str] = Counter()  # number of calls of each region in this step
         self._hosted = HostedStep()
         self._leaves_cache = False  # whether training calls are given `_NO_CACHE`
@@ -245,7 +245,7 @@ class RegionsCall:
             self._watch.resume()
 
     def _run_planned(
-        self, plan: StepChoice, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, plan: PlannedStep, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         kind, plan_index = plan.chosen[name]
         self.record.note_block(name)
@@ -293,7 +293,7 @@ class RegionsCall:
         self._watch.resume(result)
         return result
 
-    def _plan_without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StepChoice, dict[str, Any]]:
+    def _plan_without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[PlannedStep, dict[str, Any]]:
         """Return the plan of a call, and its arguments.
 
         A model that fills a cache because nobody has said otherwise fills none.

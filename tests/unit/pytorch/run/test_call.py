@@ -130,9 +130,9 @@ def test_copies_have_a_budget_of_their_own_and_are_as_strict(regions: str) -> No
     for rows, each in ((64, model), (512, of_twin), (256, twin), (64, model)):
         backward(each(torch.randn(rows, 16)))
         call: Any = each._compiled_call_impl
-        holding = call._holding if regions == "auto" else call._plans._holding
-        assert holding.source.strict
-        granted.append(holding.source.own.granted)
+        keeper = call._keeper if regions == "auto" else call._plans._keeper
+        assert keeper.source.strict
+        granted.append(keeper.source.own.granted)
     assert granted[0] == granted[3] < granted[2] < granted[1]
 
 

@@ -29,10 +29,10 @@ from remat_cli.errors import DoesNotFit, GraphError, UsageError
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import region_kinds
+from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.budget_source import BudgetSource
 from remat_cli.pytorch.plan.fused import CompiledMemory, CompiledPasses
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.region_choice import CurvePoint
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.programs.program import divided
 from remat_cli.pytorch.unstable.joint_graphs import boxed

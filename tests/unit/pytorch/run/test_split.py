@@ -301,7 +301,7 @@ def test_kept_parts_that_do_not_hold_are_told(
     content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     call: Any = planned(Head(), budget="60%", split=True, plans=tmp_path)._compiled_call_impl
-    folder = call._holding.source.folder
+    folder = call._keeper.source.folder
     path = folder.path("parts", "key")
     assert folder.cuts("key") is None
     assert not caplog.text

@@ -14,8 +14,8 @@ from remat_cli.core.graph import Kind, Op, Tensor, build_graph
 from remat_cli.core.link import Duplex, Link
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
+from remat_cli.pytorch.plan.block_step import ALL_INPUTS, ANYTHING, NOTHING, BlockStep, ChosenPlans, CurvePoint
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.region_choice import ALL_INPUTS, ANYTHING, NOTHING, ChosenPlans, CurvePoint, WholeStep
 from remat_cli.pytorch.plan.rehearsal import Moment
 from tests.bench.torch_hosted import LINKS, compared, llama_curve, llama_step
 
@@ -36,7 +36,7 @@ def point(kept: int, forward: int, backward: int, forward_time: int, backward_ti
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> WholeStep:
+def steps(draw: st.DrawFn) -> BlockStep:
     """Draw a step of a few regions in a row, with two plans each, and a link."""
     count = draw(st.integers(1, 3))
     numbers = st.integers(0, 30)
@@ -62,7 +62,7 @@ def steps(draw: st.DrawFn) -> WholeStep:
     duplex = draw(st.sampled_from(Duplex))
     link = Link(Fraction(draw(st.integers(1, 8)), draw(st.integers(1, 4))), duplex)
     names = [f"region {place}" for place in range(count)]
-    return WholeStep(draw(numbers), moments, names, curves, inputs=inputs, link=link)
+    return BlockStep(draw(numbers), moments, names, curves, inputs=inputs, link=link)
 
 
 Choice = tuple[tuple[int, ...], frozenset[int], frozenset[int]]
@@ -73,7 +73,7 @@ def subsets(places: list[int]) -> list[frozenset[int]]:
     return [frozenset(place for place, is_in in zip(places, each, strict=True) if is_in) for each in flags]
 
 
-def all_choices(step: WholeStep) -> list[Choice]:
+def all_choices(step: BlockStep) -> list[Choice]:
     """Return all choices: plans, inputs on the host, and calls whose saved tensors are."""
     places = product(*(range(len(curve)) for curve in step.curves))
     inputs = subsets([place for place, size in enumerate(step.inputs) if size])
@@ -85,7 +85,7 @@ def all_choices(step: WholeStep) -> list[Choice]:
     ]
 
 
-def used_at_most(step: WholeStep, points: tuple[CurvePoint, ...], away: frozenset[int], gone: frozenset[int]) -> int:
+def used_at_most(step: BlockStep, points: tuple[CurvePoint, ...], away: frozenset[int], gone: frozenset[int]) -> int:
     """Return the peak as the integer program counts it."""
     flags = {place: int(place in away) for place, size in enumerate(step.inputs) if size}
     peaks: list[int] = []
@@ -99,14 +99,14 @@ def used_at_most(step: WholeStep, points: tuple[CurvePoint, ...], away: frozense
 
 
 @given(steps())
-def test_the_program_counts_the_peak_that_the_judge_finds(step: WholeStep) -> None:
+def test_the_program_counts_the_peak_that_the_judge_finds(step: BlockStep) -> None:
     for places, away, gone in all_choices(step):
         points = step.at(places)
         assert step.judged(points, 0, away, gone).peak_bytes == used_at_most(step, points, away, gone)
 
 
 @given(steps(), st.floats(0.3, 1))
-def test_a_choice_is_within_the_budget_and_its_bound_holds(step: WholeStep, share: float) -> None:
+def test_a_choice_is_within_the_budget_and_its_bound_holds(step: BlockStep, share: float) -> None:
     budget = int(share * step.judged(step.plain, 0).peak_bytes)
     traces = [step.judged(step.at(places), 0, *moved) for places, *moved in all_choices(step)]
     fitting = [trace.time for trace in traces if trace.peak_bytes <= budget]
@@ -120,7 +120,7 @@ def test_a_choice_is_within_the_budget_and_its_bound_holds(step: WholeStep, shar
 
 
 @given(steps(), st.floats(0.3, 1))
-def test_inputs_on_the_host_never_make_it_worse(step: WholeStep, share: float) -> None:
+def test_inputs_on_the_host_never_make_it_worse(step: BlockStep, share: float) -> None:
     budget = int(share * step.judged(step.plain, 0).peak_bytes)
     choice = step.within(budget, 0)
     times = {
@@ -135,7 +135,7 @@ def test_inputs_on_the_host_never_make_it_worse(step: WholeStep, share: float) -
         assert step.replay(choice, 0).time <= min(alone)
 
 
-def chain(rate: int) -> WholeStep:
+def chain(rate: int) -> BlockStep:
     """Return three equal regions in a row, with plans that keep all or nothing."""
     kept, forward = point(100, 0, 0, 10, 10), point(0, 0, 0, 10, 20)
     curves = [(kept, forward)] * 3
@@ -147,20 +147,20 @@ def chain(rate: int) -> WholeStep:
     for place in reversed(range(3)):
         held -= {place}
         moments[Moment(held, (place, "backward"), True)] = 0
-    return WholeStep(0, moments, ["a", "b", "c"], curves, inputs=[100] * 3, link=Link(Fraction(rate)))
+    return BlockStep(0, moments, ["a", "b", "c"], curves, inputs=[100] * 3, link=Link(Fraction(rate)))
 
 
 def test_simple_choices_are_tried_where_the_solver_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     step = chain(1000)
-    solved = WholeStep._solved
+    solved = BlockStep._solved
     plain = ChosenPlans((1, 1, 1), 7)
 
-    def poor(self: WholeStep, free: int, budget: int | None, moves: str = ANYTHING) -> Any:
+    def poor(self: BlockStep, free: int, budget: int | None, moves: str = ANYTHING) -> Any:
         proven = solved(self, free, budget, moves)
         return proven._replace(choice=plain, is_proven=False, least=7) if moves == ANYTHING else proven
 
     best = {moves: step.within(600, 0, moves) for moves in (NOTHING, ALL_INPUTS)}
-    monkeypatch.setattr(WholeStep, "_solved", poor)
+    monkeypatch.setattr(BlockStep, "_solved", poor)
     choice = step.within(600, 0)
     assert choice is not None
     assert choice.least == 7

@@ -142,7 +142,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, eq=False)
-class WholeStep:
+class BlockStep:
     """The memory of a step planned by regions.
 
     Attributes:

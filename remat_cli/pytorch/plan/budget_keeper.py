@@ -30,7 +30,7 @@ _MOST_REPLANNED = 3
 _SLACK_BYTES = 16_384
 
 
-class Holding:
+class BudgetKeeper:
     """Compares measured steps with the budget.
 
     Attributes:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from remat_cli.pytorch.memory.shards import Ranks
+from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.described import Dimension, Inputs
-from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 
 
 @dataclass(eq=False)
-class StepChoice:
+class PlannedStep:
     """The plans of a step's regions, and their choice.
 
     Attributes:
@@ -37,7 +37,7 @@ class StepChoice:
 
     inputs: Inputs
     dimensions: frozenset[Dimension]
-    step: WholeStep
+    step: BlockStep
     plain: Sequence[CurvePoint]
     kinds: Sequence[RegionKind]
     untrained: frozenset[str]
@@ -54,7 +54,7 @@ class StepChoice:
     other_bytes: int = 0
 
 
-def agreed(plan: StepChoice, ranks: Ranks) -> StepChoice:
+def agreed(plan: PlannedStep, ranks: Ranks) -> PlannedStep:
     """Return a plan that all ranks share, if their captures are equal.
 
     Args:

@@ -9,11 +9,11 @@ import pytest
 
 from remat_cli.core.link import Link
 from remat_cli.pytorch.memory.shards import Ranks
+from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.described import Inputs
-from remat_cli.pytorch.plan.region_choice import CurvePoint, WholeStep
+from remat_cli.pytorch.plan.planned_step import PlannedStep, agreed
 from remat_cli.pytorch.plan.rehearsal import Moment
-from remat_cli.pytorch.plan.step_choice import StepChoice, agreed
-from tests.unit.pytorch.plan.test_region_choice import point
+from tests.unit.pytorch.plan.test_block_step import point
 
 REST, HELD = Moment(frozenset()), Moment(frozenset({0}))
 PLAIN, TIGHT = point(20, 1, 1, 5, 5), point(3, 1, 1, 5, 9)
@@ -42,11 +42,11 @@ class TwoRanks(Ranks):
         return [tuple(self.other.get(name, own) for name, own in zip(names, value, strict=True)), value]
 
 
-def choice(*kinds: Kind) -> StepChoice:
+def choice(*kinds: Kind) -> PlannedStep:
     curves = [kind.points for kind in kinds]
     names = [f"region {place}" for place in range(len(kinds))]
-    step = WholeStep(7, {REST: 10, HELD: 30}, names, curves, inputs=[4] * len(kinds), link=Link(Fraction(1)))
-    return StepChoice(
+    step = BlockStep(7, {REST: 10, HELD: 30}, names, curves, inputs=[4] * len(kinds), link=Link(Fraction(1)))
+    return PlannedStep(
         inputs=Inputs.of((), {}, "cpu"),
         dimensions=frozenset(),
         step=step,
