@@ -16,7 +16,7 @@ SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench gpu hunt thorough selection frameworks fuzz mutants reproduce wheel clean
+.PHONY: help install demo test test-lowest test-newest lint type check golden docs bench bench-page gpu hunt thorough selection frameworks fuzz mutants reproduce wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -71,6 +71,9 @@ docs: install ## make the site of documents, build/site; a link that leads nowhe
 
 bench: install ## time the planners on fixed graphs; TABLES="methods scale" prints these only
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.bench $(TABLES)
+
+bench-page: install ## write the pages of results with their tables, into build/bench
+	$(BIN)/python -m tests.bench.pages
 
 gpu: install ## train models as planned on a GPU, predicted beside measured, in eight minutes; ROWS="llama*" runs these only
 	$(BIN)/python -m tests.bench.gpu $(if $(ROWS),--rows $(ROWS))

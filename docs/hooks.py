@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from remat_cli import __version__
+from tests.bench.pages import with_tables
 from tests.golden.pages import READ_PAGES, links_of, name_of
 from tests.places import ROOT
 
@@ -65,7 +66,9 @@ def report() -> bytes:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Write what servers of Markdown take, and Python's reader of it does not, in its way."""
-    del page, config, files
+    del config, files
+    if page.file.abs_src_path is not None:
+        markdown = with_tables(markdown, Path(page.file.abs_src_path).parent)
     named_fences = re.sub(r"^```(\w+) (\S+)$", r'```\1 title="\2"', markdown, flags=re.MULTILINE)
     # A comment right before a table would make it text.
     return re.sub(r"^<!-- .* -->$", "", named_fences, flags=re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from urllib.parse import unquote, urljoin
 
 import pytest
 
+from tests.bench.pages import PAGES as BENCH_PAGES
 from tests.golden.pages import READ_PAGES, commands_of, name_of, text_of
 from tests.places import ROOT
 
@@ -98,3 +100,16 @@ def test_search_finds_every_page(site: Path) -> None:
     for page in READ_PAGES:
         (title,) = re.findall(r"\A# (.*)$", text_of(page), re.MULTILINE)
         assert f'"title":"{title}"' in index, name_of(page)
+
+
+def test_results_stand_in_their_places(pages: dict[str, Reader]) -> None:
+    for page in BENCH_PAGES:
+        shown = page_of(page, pages).text
+        files = re.findall(r"^\[Results: (\d+) rows\]\((\S+)\)$", text_of(page), re.MULTILINE)
+        for count, name in files:
+            with (page.parent / name).open(newline="", encoding="utf-8") as lines:
+                head, *rows = csv.reader(lines)
+            assert len(rows) == int(count), name
+            assert all(
+                cell.strip("*`") in shown for cell in (*head, *rows[-1]) if "](" not in cell and "`" not in cell
+            ), name
