@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,14 @@ from remat_cli.cli.output import Output
 from remat_cli.config import RunConfig
 from remat_cli.core.graph import Draft
 from remat_cli.errors import ExitCode, InvalidSchedule, UsageError
+from remat_cli.reports.viewers import Form
 from remat_cli.settings import Said
 from remat_cli.units import format_bytes, parse_rate
+
+if TYPE_CHECKING:
+    from remat_cli.pipelines import Replay
+    from remat_cli.pipelines.file import PipelineFile
+    from remat_cli.prepare import Prepared
 
 _NS = 10**9
 
@@ -164,13 +170,47 @@ def verify_pipeline_call(graph: Path, path: Path, said: Said, streams: Output, o
         UsageError: one of the other options is given, which have no meaning for pipelines.
         InvalidSchedule: it does not run, exceeds a budget, or its figures differ from the replay's.
     """
+    from remat_cli.reports.terminal.pipeline import replay_summary, verified_report
+
+    check_goes_without(others, path.name)
+    prepared, file, replay = _replayed(graph, path, said)
+    streams.report(lambda: verified_report(prepared, replay, file.budgets), lambda: replay_summary(replay))
+
+
+def report_pipeline_call(graph: Path, path: Path, said: Said, output: Path, form: Form, streams: Output) -> None:
+    """Write a pipeline file, replayed on its graph, for another viewer.
+
+    Raises:
+        UsageError: a pipeline has no such form.
+        InvalidSchedule: as in `verify_pipeline_call`.
+    """
+    from remat_cli.reports.terminal.pipeline import replay_summary, verified_report
+    from remat_cli.reports.viewers.pipeline import pipeline_csv, pipeline_trace
+
+    if form not in (Form.PYTORCH_CSV, Form.TRACE):
+        raise UsageError(
+            f"a pipeline is written as trace or pytorch-csv, not as {form}", hint="give --as trace or --as pytorch-csv"
+        )
+    prepared, file, replay = _replayed(graph, path, said)
+    if form is Form.PYTORCH_CSV:
+        content = pipeline_csv(replay)
+    else:
+        content = pipeline_trace(replay, prepared.graph, file.budgets, compressed=output.suffix == ".gz")
+    streams.write(output, content)
+    streams.report(lambda: verified_report(prepared, replay, file.budgets), lambda: replay_summary(replay))
+
+
+def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFile, Replay]:
+    """Replay a pipeline file on its graph, and hold its figures against the replay.
+
+    Raises:
+        InvalidSchedule: it does not run, exceeds a budget, or its figures differ from the replay's.
+    """
     from remat_cli.pipelines import replay_pipeline
     from remat_cli.pipelines.file import read_pipeline
     from remat_cli.pipelines.planner import residents_of
     from remat_cli.prepare import prepare_reading, read
-    from remat_cli.reports.terminal.pipeline import replay_summary, verified_report
 
-    check_goes_without(others, path.name)
     file = read_pipeline(path)
     options = with_recorded(said, file.mode, file.read_with)
     reading = read(graph, options)
@@ -189,7 +229,7 @@ def verify_pipeline_call(graph: Path, path: Path, said: Said, streams: Output, o
     for name, (written, measured) in figures.items():
         if written != measured:
             raise InvalidSchedule(f"the file says {name} {written}, and the replay gives {measured}", hint="plan again")
-    streams.report(lambda: verified_report(prepared, replay, file.budgets), lambda: replay_summary(replay))
+    return prepared, file, replay
 
 
 def _rate(text: str, graph: Draft) -> Fraction:

@@ -11,9 +11,12 @@ from remat_cli.checks.schedule_file import broken_claims, budget_bytes, replay, 
 from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options, setting_option
 from remat_cli.cli.output import STDOUT, Output, force_option
+from remat_cli.cli.pipeline import report_pipeline_call
 from remat_cli.cli.stdin import READ
 from remat_cli.config import Request
+from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import holds_schedule, read_schedule
+from remat_cli.pipelines.file import holds_pipeline
 
 if TYPE_CHECKING:
     from remat_cli.core.simulate import Trace
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--as",
     "form",
-    type=click.Choice(["html", "trace", "snapshot", "nodes", "onnx"]),
+    type=click.Choice(["html", "trace", "snapshot", "nodes", "onnx", "pytorch-csv"]),
     help="The form of the report. [default: that of FILE's name, else html]",
 )
 @setting_option(Request, "budget", help="Hold the peak against this budget. [default: the one in SCHEDULE]")
@@ -46,7 +49,8 @@ def command(
     html (any name) is one file that needs no network: memory over time with and without the plan, the lifetime of every
     tensor, when and why it was evicted and recomputed, and what that costs. trace (.trace.json, .json.gz) is for
     Perfetto and chrome://tracing, snapshot (.pickle) for pytorch.org/memory_viz, nodes (.nodes.json) for Model
-    Explorer; onnx (.onnx) is the model itself, with the plan in the properties of its nodes, for Netron.
+    Explorer; onnx (.onnx) is the model itself, with the plan in the properties of its nodes, for Netron. A pipeline is
+    written as a trace, one track a rank, or as pytorch-csv: the order of jobs as torch's pipelining reads it.
 
     GRAPH is the file that was planned, or what convert wrote of it. SCHEDULE records the options with which GRAPH was
     read; they need not be given again. SCHEDULE may come from any tool: it is replayed. The two may be given in either
@@ -70,6 +74,9 @@ def command(
     config = merge_config(given)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(schedule, graph, *config.files))
     written_as = form_of(output) if form is None else Form(form)
+    if holds_pipeline(schedule):
+        report_pipeline_call(graph, schedule, config.said, output, written_as, streams)
+        return
     if written_as is Form.ONNX:
         check_can_annotate(graph)
     file = read_schedule(schedule)
@@ -123,3 +130,7 @@ def _content(
             from remat_cli.runtime.onnx.annotated import annotated_model
 
             return annotated_model(graph, None if output == STDOUT else output, node_facts(run))
+        case Form.PYTORCH_CSV:
+            raise UsageError(
+                "pytorch-csv is a form of pipelines", hint="plan one with --stages, or choose another form"
+            )

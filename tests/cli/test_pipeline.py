@@ -82,3 +82,27 @@ def test_wrong_call_is_refused(remat: Remat, graph: Path, options: tuple[object,
     ended = remat("plan", graph, *options)
     assert ended.code == 2
     assert said in " ".join(ended.err.split())
+
+
+def test_pipeline_is_written_as_torch_and_perfetto_read_it(remat: Remat, graph: Path, tmp_path: Path) -> None:
+    file, order, trace = (tmp_path / name for name in ("pipeline.json", "order.csv", "ranks.trace.json"))
+    assert remat("plan", graph, "--stages", 2, "--microbatches", 2, "--budget", "100%", "-o", file).code == 0
+    assert remat("report", graph, file, "-o", order, "-q").code == 0
+    assert order.read_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert remat("report", graph, file, "-o", trace, "-q").code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    makespan = json.loads(file.read_text())["makespan"]
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == makespan
+    assert {event["pid"] for event in events} == {0, 1}
+    refused = remat("report", graph, file, "-o", tmp_path / "page.html")
+    assert refused.code == 2
+    assert "trace or pytorch-csv" in refused.err
+
+
+def test_schedule_of_one_rank_has_no_order_of_ranks(remat: Remat, graph: Path, tmp_path: Path) -> None:
+    schedule, order = tmp_path / "schedule.json", tmp_path / "order.csv"
+    assert remat("plan", graph, "--budget", "100%", "-o", schedule, "-q").code == 0
+    ended = remat("report", graph, schedule, "-o", order)
+    assert ended.code == 2
+    assert "a form of pipelines" in ended.err
+    assert not order.exists()

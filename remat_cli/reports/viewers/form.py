@@ -17,6 +17,7 @@ class Form(StrEnum):
     SNAPSHOT = "snapshot"
     NODES = "nodes"
     ONNX = "onnx"
+    PYTORCH_CSV = "pytorch-csv"
 
 
 # Longer endings come before their own endings.
@@ -27,6 +28,7 @@ _ENDINGS: Mapping[str, Form] = {
     ".pickle": Form.SNAPSHOT,
     ".pkl": Form.SNAPSHOT,
     ".onnx": Form.ONNX,
+    ".csv": Form.PYTORCH_CSV,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat_cli import __version__
@@ -35,8 +35,13 @@ def trace_bytes(run: Run, *, budget_bytes: int | None, compressed: bool = False)
         compressed: whether to compress by gzip, as `.json.gz`.
     """
     events = [*_names(run), *_slices(run), *_flows(run), *_counters(run, budget_bytes)]
+    return events_bytes(events, run.graph.name, compressed=compressed)
+
+
+def events_bytes(events: Iterable[Event], graph_name: str, *, compressed: bool) -> bytes:
+    """Return events as a trace file."""
     texts = ",\n".join(map(_json, events))
-    others = _json({"displayTimeUnit": "ms", "otherData": {"tool": f"remat {__version__}", "graph": run.graph.name}})
+    others = _json({"displayTimeUnit": "ms", "otherData": {"tool": f"remat {__version__}", "graph": graph_name}})
     content = f'{{"traceEvents": [\n{texts}\n], {others[1:]}\n'.encode("ascii")
     return gzip.compress(content, mtime=0) if compressed else content
 
