@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from remat_cli.config import GraphOptions
 from remat_cli.errors import UsageError
+from remat_cli.studies.eager import eager_run
 from tests.cli.calls import Remat
 
 pytest.importorskip("transformers")
@@ -77,3 +79,41 @@ def test_faults_of_a_call_are_said(remat: Remat, tmp_path: Path) -> None:
     ):
         ended = remat("inspect", written(tmp_path, {**BERT, **change}), *SIZED)
         assert (ended.code, fault in ended.err) == (UsageError.exit_code, True)
+
+
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+SPEECH: dict[str, Any] = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2]}
+SPEECH |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "GPT2LMHeadModel": ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}, {"seq": 16}),
+    "DebertaV2ForSequenceClassification": ("deberta-v2", ENCODER, {"seq": 16}),
+    "BertForMultipleChoice": ("bert", ENCODER, {"seq": 8, "choices": 3}),
+    "T5ForConditionalGeneration": (
+        "t5",
+        {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+        {"seq": 16, "target": 8},
+    ),
+    "ViTForImageClassification": ("vit", {**ENCODER, "image_size": 16, "patch_size": 8}, {}),
+    "CLIPModel": (
+        "clip",
+        {"text_config": ENCODER, "vision_config": {**ENCODER, "image_size": 16, "patch_size": 8}},
+        {"seq": 8},
+    ),
+    "ASTForAudioClassification": ("audio-spectrogram-transformer", {**ENCODER, "max_length": 32}, {}),
+    "HubertForSequenceClassification": ("hubert", {**ENCODER, **SPEECH}, {"samples": 800}),
+    "MixtralForCausalLM": (
+        "mixtral",
+        {**ENCODER, "num_key_value_heads": 1, "num_local_experts": 4, "dtype": "bfloat16"},
+        {"seq": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_models_of_words_images_and_sound_run_without_data(tmp_path: Path, architecture: str) -> None:
+    model_type, sizes, dims = OTHERS[architecture]
+    config = written(tmp_path, {"model_type": model_type, "architectures": [architecture], "vocab_size": 96, **sizes})
+    run = eager_run(Path(config), GraphOptions(dims={"batch": 2, **dims}))
+    assert run is not None
+    assert run.peak_bytes > run.graph.fixed_bytes
+    assert run.step.bytes[run.step.outputs[0]] <= 4  # the loss, one number

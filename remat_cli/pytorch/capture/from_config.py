@@ -25,6 +25,8 @@ from remat_cli.pytorch.unstable.model_classes import built, class_of, classes_fo
 from remat_cli.settings import Setting
 
 _MOST_HEADS = 8
+# Layers that training skips, and sound that it masks, at random: tensors without data have no values to decide by.
+_RANDOM = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
 # Tasks of peft by the end of the class's name: with these, a head with new weights is trained, too.
 _TASKS = {
     "CausalLM": "CAUSAL_LM",
@@ -140,7 +142,16 @@ class ConfiguredModel:
             assert config is not None
             # A cache of keys and values is for generation: trainers leave it out.
             config.use_cache = config.get_text_config().use_cache = False
+            for name in _random_parts(config):
+                setattr(config, name, _RANDOM[name])
+            if config.problem_type is None:  # some models would look at the labels' values
+                config.problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
             return config
+
+
+def _random_parts(config: Any) -> list[str]:
+    """Return the settings of a config that skip layers or mask sound at random."""
+    return [name for name in _RANDOM if getattr(config, name, None)]
 
 
 def _import(module: str, needs: tuple[str | Setting, ...]) -> None:
@@ -224,8 +235,12 @@ def _notes(config: ModelConfig, model: nn.Module, inputs: Mapping[str, Any]) -> 
         notes.append("sequences have full length: no mask for attention is given")
         if "vision_config" in config.document and "pixel_values" not in inputs:
             notes.append("texts alone: the model takes images, too, and none are given")
-    if not any(name == "return_loss" or "label" in name or "positions" in name for name in inputs):
-        notes.append(f"{config.name} takes no labels: gradients are those of all that it returns")
+    if config.name.endswith("Model") and not {"labels", "return_loss"} & inputs.keys():
+        notes.append(f"{config.name} has no head: gradients are those of all that it returns")
+    with quiet():
+        random_parts = _random_parts(config_of(config.model_type, config.document))
+    if random_parts:
+        notes.append(f"all layers run on all that is given: {', '.join(random_parts)} is left out")
     if "quantization_config" in config.document:
         notes.append(f"the quantization in {config.path.name} is left out: all weights are in {dtype}")
     return notes
