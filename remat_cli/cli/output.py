@@ -21,6 +21,7 @@ from remat_cli.cli.streams import reader_may_leave, stdout_is_closed, stdout_kep
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.files_read import files_read
+from remat_cli.formats.user_files import files_of_user, is_schedule
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.machine.interruption import heed_a_request_that_waits
 from remat_cli.machine.system_limits import can_start_threads
@@ -90,11 +91,21 @@ class Output:
             raise UsageError(f"{to_stdout[0]} -: there is no stdout", hint=f"name a file: {to_stdout[0]} FILE")
         self._stdout_is_taken = bool(to_stdout)
         logs = [Path(log.baseFilename) for log in _LOG.handlers if isinstance(log, logging.FileHandler)]
-        files = {option: path for option, path in asked.items() if path != STDOUT}
+        self._files = files = {option: path for option, path in asked.items() if path != STDOUT}
         # Only a file that exists can be lost: without one, no model is opened for its references.
         replaces = any(map(isfile, files.values()))
         read = [file for path in reads for file in files_read(path)] if replaces else []
         check_writes(files, (*read, *logs), force=may_replace())
+
+    def check_user_files(self) -> None:
+        """Check that no file to write is one that the user's code has read; it may read the plan that it runs.
+
+        Raises:
+            UsageError: a file would be lost.
+        """
+        if read := files_of_user():
+            others = {option: path for option, path in self._files.items() if not is_schedule(path)}
+            check_writes(others, read, force=may_replace())
 
     def first(self, renderable: Callable[[], RenderableType]) -> None:
         """Show the first part of a report, while the rest is still to come; JSON is printed whole, at the end."""
@@ -162,9 +173,13 @@ class Output:
         """Write a file whole or not at all; "-" is stdout.
 
         Tell whether there is still a reader.
+
+        Raises:
+            UsageError: the file cannot be written, or the user's code has read it.
         """
         heed_a_request_that_waits()
         if path != STDOUT:
+            self.check_user_files()
             write_file(path, content, force=may_replace())
             return True
         with reader_may_leave():

@@ -110,6 +110,7 @@ def command(
             eager = known_eager_run(graph, config.graph)
             eager_peak = None if eager is None else eager.peak_bytes
             prepared = prepare(graph, config.graph, split=request.split)
+        streams.check_user_files()
         if eager is not None:
             notes = notes_on_workspace(eager.peak_bytes, eager.uncounted_bytes)
             prepared = replace(prepared, notes=(*prepared.notes, *notes))

@@ -17,6 +17,7 @@ from typing import Any
 
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
+from remat_cli.formats.user_files import noting_files
 from remat_cli.settings import Setting
 
 # A dotted name, or anything that ends in .py; then the function's name.
@@ -79,7 +80,8 @@ def load_function(reference: str) -> Callable[..., Any]:
         GraphError: there is no such file or module, or it cannot be imported.
     """
     where, name = parts(reference)
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    with noting_files():
+        module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if _is_own_function(module, value)]

@@ -339,6 +339,31 @@ def test_wrong_call_is_refused(remat: Remat, small: str, tmp_path: Path, call: t
     assert "hint" in ended.err
 
 
+@pytest.mark.parametrize("lost", ["helper.py", "early.txt", "late.bin", "package/__init__.py"])
+def test_no_module_and_no_data_of_the_users_code_is_overwritten(remat: Remat, tmp_path: Path, lost: str) -> None:
+    files = {
+        "helper.py": "WIDTH = 16",
+        "package/__init__.py": "",
+        "early.txt": "4",
+        "late.bin": "256",
+        "old.json": '{"format": "remat.schedule/1"}',
+        "train.py": "from pathlib import Path\nimport torch, helper\nfrom tests.torch_steps import MLP\n"
+        "HERE = Path(__file__).parent\nDEPTH = int((HERE / 'early.txt').read_text())\n"
+        "def step():\n    import package\n    (HERE / 'old.json').read_text()\n"
+        "    return MLP(DEPTH), torch.randn(int((HERE / 'late.bin').read_bytes()), helper.WIDTH)\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    for imported in ("helper", "package", "train"):
+        sys.modules.pop(imported, None)
+    call = ("plan", tmp_path / "train.py:step", "--budget", "90%", "-c", "dtr", "-o")
+    refused = remat(*call, tmp_path / lost)
+    assert (refused.code, "which is read, would be lost" in refused.err) == (ExitCode.USAGE, True), refused.err
+    assert (tmp_path / lost).read_text() == files[lost]
+    assert remat(*call, tmp_path / "old.json").code == 0  # the last plan, which the code runs
+
+
 def test_example_is_planned(remat: Remat) -> None:
     ended = remat("plan", STEP, "--dim", "batch=8", "--budget", "90%", "--planner", "dtr", "--json")
     assert ended.code == 0

@@ -53,7 +53,7 @@ def _graph(rng: random.Random) -> Graph:
         case "chain":
             graph = training_chain(count // 2)
         case "unet":
-            graph = training_unet(count // 6)
+            graph = training_unet(min(count // 4, 40))  # sizes double with each level
         case "tangled":
             graph = tangled(seed, count)
         case "layered":
@@ -61,7 +61,7 @@ def _graph(rng: random.Random) -> Graph:
         case _:
             graph = synthesize(Transformer(), ops=count).graph
     if rng.random() < 0.7:
-        graph = resized(graph, seed)
+        graph = resized(graph, seed, times=rng.choice(["as drawn", "nanoseconds"]))  # longer ones add up to too much
     return varied(graph, seed) if rng.random() < 0.5 else graph
 
 

@@ -18,6 +18,7 @@ from remat_cli.formats.functions import checked_dims, names_function, parts
 from remat_cli.formats.garbage import no_search_for_garbage
 from remat_cli.formats.model_config import read_config
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.formats.user_files import noting_files
 from remat_cli.pytorch.capture.blocks import read_by_few
 from remat_cli.pytorch.capture.capture_errors import explained
 from remat_cli.pytorch.capture.convert import (
@@ -225,7 +226,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
 def explaining_failure(reference: str) -> Iterator[None]:
     """Turn errors of the user's code into errors with a place.
 
-    The code builds the model, or runs.
+    The code builds the model, or runs; the files that it reads are noted.
 
     Args:
         reference: the function that GRAPH names.
@@ -234,7 +235,8 @@ def explaining_failure(reference: str) -> Iterator[None]:
         GraphError: the code raises something.
     """
     try:
-        yield
+        with noting_files():
+            yield
     except RematError:
         raise
     except (Exception, SystemExit) as error:
