@@ -154,6 +154,9 @@ class BlockStep:
         inputs: bytes of the inputs that each call alone keeps between its passes, and that `moments` leave out while
             the call does not run; empty if nothing may leave for the host.
         link: link to the host.
+        calls: number of calls before a backward pass.
+        kept_outside: bytes outside of regions that a call keeps between its passes.
+        gradients: bytes of gradients that calls leave in memory.
     """
 
     always: int
@@ -163,6 +166,20 @@ class BlockStep:
     old_gradients: int = 0
     inputs: Sequence[int] = ()
     link: Link | None = None
+    calls: int = 1
+    kept_outside: int = 0
+    gradients: int = 0
+
+    def _others(self, kept: Any) -> list[Any]:
+        """Return the bytes of other calls while one runs, before and after the first backward pass.
+
+        Args:
+            kept: bytes that a call's regions keep between its passes.
+        """
+        if self.calls == 1:
+            return [0]
+        each = self.kept_outside + kept
+        return [(self.calls - 1) * each, (self.calls - 2) * each + self.gradients]
 
     @property
     def _levels(self) -> Iterator[tuple[Moment, int]]:
@@ -244,7 +261,7 @@ class BlockStep:
             name="the whole step",
             kind=Kind.TRAINING,
             time_unit="ns",
-            resident_bytes=self.always + free,
+            resident_bytes=self.always + free + max(self._others(sum(point.kept for point in points))),
             tensors=[*kept, *(tensor for tensor in given if tensor.bytes)],
             ops=ops,
             outputs=rest,
@@ -326,6 +343,7 @@ class BlockStep:
         can_leave = [] if moves == NOTHING else self.inputs_can_leave
         away: dict[int, Any] = {place: 1 if moves == ALL_INPUTS else model.new_bool_var("") for place in can_leave}
         peak = model.new_int_var(0, 2**60, "peak") if budget is None else budget
+        others = self._others(sum(total(place, lambda point: point.kept) for place in range(len(self.curves))))
         for moment, level in self._levels:
             used = level + self.always + free
             for place in sorted(moment.holding):
@@ -334,7 +352,8 @@ class BlockStep:
             if moment.running is not None:
                 place, which = moment.running
                 used += total(place, lambda point, which=which: point.most(which))  # type: ignore[misc]
-            model.add(used + self._inputs_at(moment, away) <= peak)
+            for other_bytes in others:
+                model.add(used + self._inputs_at(moment, away) + other_bytes <= peak)
         if budget is None:
             model.minimize(peak)
         else:

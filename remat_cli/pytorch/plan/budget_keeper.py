@@ -36,12 +36,14 @@ class BudgetKeeper:
     Attributes:
         source: source of plans, which can leave memory free.
         watch: measures the steps.
+        calls: number of calls before a backward pass, as the user says.
         has_begun: a step has run.
         counts_calls: plans count several calls before a backward pass.
     """
 
-    def __init__(self, source: ScheduleSource, watch: StepWatch) -> None:
+    def __init__(self, source: ScheduleSource, watch: StepWatch, *, calls: int = 1) -> None:
         self.source = source
+        self.calls = calls
         self.watch = watch
         self.has_begun = False
         self.counts_calls = False
@@ -173,14 +175,13 @@ class BudgetKeeper:
     def _what(self, missing: int) -> str:
         """Return the likely cause of memory beyond the plan, in words."""
         unseen = "of what the model does not see (a loss outside, gradients that are kept, several forward passes)"
-        if (calls := self.watch.calls) > 1 and self.counts_calls:
+        if (calls := self.watch.calls) > self.calls and self.counts_calls:
             unseen = f"as {calls} calls came before a backward pass, which plans count from now on"
-        elif calls > 1:
+        elif calls > self.calls:
             unseen = (
-                f"as {calls} calls came before a backward pass, and this plan is for one: plans for several calls are "
-                "made of the whole model with eager's kernels (budget=..., regions=None, without fused, split and "
-                "offload); or plan a function that makes all of them and returns the loss, planned(loss_of_all, "
-                "budget=...)"
+                f"as {calls} calls came before a backward pass, and this plan is for {self.calls}: planned(..., "
+                f"calls={calls}) counts all of them (without split and offload, and of a whole model without fused); "
+                "or plan a function that makes all of them and returns the loss, planned(loss_of_all, budget=...)"
             )
         state = 0 if self.source.counts_state else self.watch.state_bytes
         if not state:

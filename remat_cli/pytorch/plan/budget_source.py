@@ -16,6 +16,7 @@ from remat_cli import __version__
 from remat_cli.config import GraphOptions, measurements_bytes
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
+from remat_cli.core.schedule import plain_run
 from remat_cli.core.solve import Activations, activations_of
 from remat_cli.costs import Measurements
 from remat_cli.errors import DoesNotFit, UsageError
@@ -60,7 +61,7 @@ class OwnState:
         missed_bytes: to leave free, as measured steps took them beyond the plan.
         before_bytes: what that was before it was last raised.
         standing_bytes: of gradients and buckets that were there when a graph was last captured.
-        calls: number of calls before a backward pass that plans count.
+        calls: largest number of calls before a backward pass that measured steps have shown.
         kept_bytes: of the missing memory of the last measured step, what further calls kept between their passes.
     """
 
@@ -91,6 +92,7 @@ class BudgetSource(ScheduleSource):
         bound_by: what was in the way when parts were last searched for, in words; empty where nothing was.
         refused: the last result without a plan, by the hash of all that it depends on.
         reserve_bytes: to leave free, as the user says.
+        calls: number of calls before a backward pass, as the user says; a share of the budget is of all of them.
         fused: inductor's kernels run the plans.
         strict: a later step without a plan that fits is refused.
         budget_text: the budget as the user gave it, or the file whose plans run instead.
@@ -116,6 +118,7 @@ class BudgetSource(ScheduleSource):
     bound_by: str = ""
     refused: dict[str, Planning] = field(default_factory=dict)
     reserve_bytes: int = 0
+    calls: int = 1
     fused: bool = False
     strict: bool = False
     budget_text: str = ""
@@ -124,6 +127,7 @@ class BudgetSource(ScheduleSource):
     def __post_init__(self) -> None:
         self.state_bytes()
         self.splits = self.request.split
+        self.takes_sizes = self.calls == 1  # what other calls keep is that of one size
         self.is_smallest = self.request.budget is not None and self.request.budget.smallest
         self.has_room = self.request.budget is not None and self.request.budget.device_bytes is not None
 
@@ -330,9 +334,9 @@ class BudgetSource(ScheduleSource):
         """
         if self.splits or self.request.offload:
             return False
-        counted, self.own.calls = self.own.calls, max(self.own.calls, calls)
+        counted, self.own.calls = self.counted_calls, max(self.own.calls, calls)
         with_all, without = (
-            self.several(each).others_bytes(ran.graph, ran.schedule) for each in (self.own.calls, counted)
+            self.several(each).others_bytes(ran.graph, ran.schedule) for each in (self.counted_calls, counted)
         )
         self.own.kept_bytes = with_all - without
         return True
@@ -411,7 +415,7 @@ class BudgetSource(ScheduleSource):
             "graph": graph_sha256(prepared.graph),
             "link": None if prepared.link is None else link_fields(prepared.link),
             "version": __version__,
-            **({"calls": self.own.calls} if self.own.calls > 1 else {}),
+            **({"calls": self.counted_calls} if self.counted_calls > 1 else {}),
         }
         return key_of(asked)
 
@@ -434,9 +438,9 @@ class BudgetSource(ScheduleSource):
             raise no_plan(planning.solution, self.free_bytes)
         if planning.search is not None and planning.search.note:
             notify(logging.WARNING, f'{planning.search.note} (options={{"time_limit": 60}} gives each try more)')
-        if self.own.calls > 1:
+        if self.counted_calls > 1:
             with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
-                return self.several(self.own.calls).planned(planning, self.free_bytes)
+                return self.several(self.counted_calls).planned(planning, self.free_bytes)
         self.folder.keep("plan", key, planning.schedule_file)
         return GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
 
@@ -457,7 +461,17 @@ class BudgetSource(ScheduleSource):
         seen = graph
         if self.own.missed_bytes:  # memory of steps beyond their plans does not raise the budget
             seen = replace(graph, resident_bytes=graph.resident_bytes - self.own.missed_bytes)
-        return request.at(max(request.budget_bytes(seen) or 0, self.own.granted))
+        share = request.budget_bytes(seen) or 0
+        if self.calls > 1:
+            assert request.budget is not None
+            assert request.budget.share is not None
+            share += int(request.budget.share * self.several(self.calls).others_bytes(seen, plain_run(seen)))
+        return request.at(max(share, self.own.granted))
+
+    @property
+    def counted_calls(self) -> int:
+        """Number of calls before a backward pass that plans count."""
+        return max(self.calls, self.own.calls)
 
     @property
     def is_share(self) -> bool:

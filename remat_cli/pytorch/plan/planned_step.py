@@ -68,7 +68,8 @@ def agreed(plan: PlannedStep, ranks: Ranks) -> PlannedStep:
     places = [order.index(kind) for kind in plan.kinds]
     schedules = [[(point.planned.schedule, point.cuts) for point in kind.points] for kind in order]
     moved = plan.step.inputs, plan.inputs_of
-    offers = ranks.all(((structures, moved), places, list(plan.step.moments.items()), plan.step.always, schedules))
+    levels = list(plan.step.moments.items())
+    offers = ranks.all(((structures, moved), places, levels, plan.step.always, schedules, plan.step.kept_outside))
     same = all(offer[:2] == offers[0][:2] for offer in offers)
     if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
         return plan
@@ -76,5 +77,7 @@ def agreed(plan: PlannedStep, ranks: Ranks) -> PlannedStep:
         kind.take(taken)
     moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
     always = max(offer[3] for offer in offers)
-    step = replace(plan.step, always=always, moments=moments, curves=[kind.points for kind in plan.kinds])
+    kept = max(offer[5] for offer in offers)
+    curves = [kind.points for kind in plan.kinds]
+    step = replace(plan.step, always=always, moments=moments, curves=curves, kept_outside=kept)
     return replace(plan, step=step, plain=step.plain, is_common=True)

@@ -39,7 +39,8 @@ class RegionRequest:
     forwards: Mapping[str, Callable[..., Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.source = replace(self.asked, request=replace(self.asked.request, offload=False))
+        # What further calls keep is counted for the whole step, not for each region.
+        self.source = replace(self.asked, request=replace(self.asked.request, offload=False), calls=1)
         self.forwards = {path: part.forward for path, part in self.regions.items()}
 
     @property
@@ -57,13 +58,18 @@ class RegionRequest:
         """The kind of device of the model."""
         return next((part.device.type for part in self.module.parameters()), "cpu")
 
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that get gradients."""
+        return [part for part in parameters_at_rest(self.module) if part.requires_grad]
+
     def state_bytes(self) -> int:
         """Return the bytes of the optimizer's state, and of gradients that are added to.
 
         Without an optimizer's name, a file's bytes count.
         """
         options = self.source.graph_options
-        trained = [part for part in parameters_at_rest(self.module) if part.requires_grad]
+        trained = self.trained
         state = OPTIMIZERS[options.optimizer or "sgd"]
         distinct = {storage_key(part): part for part in map(local_part, trained)}.values()
         named = sum(state(tuple(part.shape), part.untyped_storage().nbytes()) for part in distinct)

@@ -115,6 +115,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moments: peak at each moment, in order; for a pass of a region, the bytes at its beginning.
         hosted: bytes of each call's inputs that were on the host between its passes, by place.
         makers: numbers of the calls that produced each call's inputs, by place.
+        kept: bytes outside of regions as the backward pass begins.
         lasting: inputs that outlived their region's forward pass: names of calls, and places.
     """
 
@@ -133,6 +134,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._makers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # of what is there, by storage
         self.lasting: set[tuple[str, int]] = set()
         self._moves, self._staying = moves, staying
+        self.kept = 0
         self._left: list[dict[int, weakref.ref[torch.UntypedStorage]]] = []
         self.calls: list[RegionCall] = []
         self.untrained: set[str] = set()
@@ -176,6 +178,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = self.calls[place]
             self.calls[place] = replace(call, gradients=KnownGradients(call.gradients.of, outputs))
         self._look_what_lasts()
+        self.kept = self.level
         self._is_backward = True
 
     def __torch_dispatch__(

@@ -29,6 +29,7 @@ class ScheduleSource(ABC):
         is_smallest: the budget is the smallest that a plan is found for.
         is_given: the schedule is there already, and no other one is made.
         splits: regions run in parts where that is needed, or takes less time.
+        calls: number of calls before a backward pass, as the user says.
         fused: inductor's kernels run the plans.
         strict: a later step without a plan that fits is refused.
         budget_text: the budget, or the file, as the user named it.
@@ -39,6 +40,7 @@ class ScheduleSource(ABC):
     has_room = False
     is_smallest = False
     splits = False
+    calls = 1
     fused = False
     strict = False
     budget_text = "a schedule"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_cli.errors import DoesNotFit, RematError
+from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.watch import MeasuredStep
 from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
@@ -158,7 +159,16 @@ class StepPlans:
         if request.given is not None:
             request.given.check_calls(names)
         kinds = self._planner.kinds(rehearsed)
-        step = BlockStep(rehearsed.always, rehearsal.moments, names, [kind.points for kind in kinds])
+        curves = [kind.points for kind in kinds]
+        step = BlockStep(
+            rehearsed.always,
+            rehearsal.moments,
+            names,
+            curves,
+            calls=request.asked.calls,
+            kept_outside=rehearsal.kept,
+            gradients=0 if request.asked.graph_options.accumulate else bytes_in(request.trained),
+        )
         if request.asked.request.offload and kinds:
             assert self._planner.link is not None, "every device profile has one"
             hosted = [sum(inputs_of.values()) for inputs_of in rehearsal.hosted]

@@ -89,7 +89,12 @@ class PlannedCall:
         self._given: Any = ()
         self.gradients = OutputGradients(partial(notify, logging.WARNING), self._runs_back_eagerly)
         self._watch = StepWatch()
-        self._keeper = BudgetKeeper(source, self._watch)
+        if self.source.fused and source.calls > 1:
+            raise UsageError(
+                f"plans of a whole model for {source.calls} calls before a backward pass run eager's kernels",
+                hint="leave fused out, or plan by blocks (regions='layers.*')",
+            )
+        self._keeper = BudgetKeeper(source, self._watch, calls=source.calls)
         self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins

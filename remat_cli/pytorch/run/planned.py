@@ -49,6 +49,7 @@ def planned(
     link_bandwidth: str | float | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
+    calls: int = 1,
     regions: str | Sequence[str | nn.Module] | None = "auto",
     fused: bool = False,
     split: bool = False,
@@ -84,6 +85,9 @@ def planned(
         plans: a folder in which plans are kept between runs of Python.
         reserve: what is to be left free of the budget, as "2GB" or in bytes, for what the model does not see. The first
             steps measure that, too, and may make a new plan.
+        calls: number of calls before a backward pass, such as 3 for three microbatches in flight, or the two views of
+            a contrastive loss. The budget holds for all of them, and a share of it is of their plain run. It goes
+            without a schedule, offload, split and, for the whole model, fused.
         regions: blocks of the model that are captured and planned alone, such as "layers.*": paths, patterns of paths,
             or modules. What lies between them runs as eager. They share the budget; what else the step needs is seen in
             a rehearsal of the first training call, which leaves nothing behind. "auto": none where the whole step can
@@ -113,6 +117,11 @@ def planned(
         )
     if (schedule is None) == (budget is None):
         raise UsageError("planned() needs a schedule or a budget, not both", hint=_ONE_OF_BOTH)
+    if schedule is not None and calls != 1:
+        raise UsageError(
+            "a schedule from a file is for one call before a backward pass",
+            hint="give a budget instead, or leave calls out",
+        )
     within = _within(model)
     source: ScheduleSource
     source_for = partial(
@@ -126,6 +135,7 @@ def planned(
         link_bandwidth=link_bandwidth,
         plans=plans,
         reserve=reserve,
+        calls=calls,
         split=split,
         fused=fused,
         strict=strict,
@@ -181,6 +191,7 @@ def source_within(
     options: Mapping[str, Any] | None = None,
     plans: str | Path | None = None,
     reserve: int | str = 0,
+    calls: int = 1,
     fused: bool = False,
     strict: bool = False,
     **settings: Any,
@@ -204,6 +215,13 @@ def source_within(
     chosen = named_planner(str(planner), "planner").with_options(_options(options), "options")
     request = Request.of({**settings, "budget": _budget(budget), "planner": chosen})
     request.check()
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise UsageError(f"calls: {calls!r} is no number of calls", hint="give the calls before a backward pass, as 3")
+    if calls > 1 and (request.offload or request.split):
+        raise UsageError(
+            f"plans for {calls} calls before a backward pass recompute alone",
+            hint=f"leave {'offload' if request.offload else 'split'} out, or calls",
+        )
     reserve_bytes, budget_bytes = _reserve(reserve), _budget(budget).device_bytes
     if budget_bytes is not None and reserve_bytes >= budget_bytes:
         raise UsageError(
@@ -221,6 +239,7 @@ def source_within(
         fused=bool(fused),
         strict=bool(strict),
         budget_text=str(budget),
+        calls=calls,
     )
 
 

@@ -196,7 +196,7 @@ class RegionsCall:
         hooks = RegionHooks(
             self._watch.looking, self._note_given, self._watch.backward_begins, self._ran_unplanned, self._ran_larger
         )
-        keeper = BudgetKeeper(request.source, self._watch)
+        keeper = BudgetKeeper(request.source, self._watch, calls=request.asked.calls)
         self._plans = StepPlans(request, self.record, keeper, hooks)
         self._plan: PlannedStep | None = None
         self._times: Counter[str] = Counter()  # number of calls of each region in this step

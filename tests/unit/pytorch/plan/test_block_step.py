@@ -62,7 +62,8 @@ def steps(draw: st.DrawFn) -> BlockStep:
     duplex = draw(st.sampled_from(Duplex))
     link = Link(Fraction(draw(st.integers(1, 8)), draw(st.integers(1, 4))), duplex)
     names = [f"region {place}" for place in range(count)]
-    return BlockStep(draw(numbers), moments, names, curves, inputs=inputs, link=link)
+    others = {"calls": draw(st.integers(1, 3)), "kept_outside": draw(numbers), "gradients": draw(numbers)}
+    return BlockStep(draw(numbers), moments, names, curves, inputs=inputs, link=link, **others)
 
 
 Choice = tuple[tuple[int, ...], frozenset[int], frozenset[int]]
@@ -95,7 +96,8 @@ def used_at_most(step: BlockStep, points: tuple[CurvePoint, ...], away: frozense
         if moment.running is not None:
             used += points[moment.running[0]].most(moment.running[1])
         peaks.append(used + step._inputs_at(moment, flags))
-    return max(peaks)
+    others: int = max(step._others(sum(point.kept for point in points)))
+    return max(peaks) + others
 
 
 @given(steps())

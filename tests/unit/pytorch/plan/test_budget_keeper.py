@@ -81,7 +81,7 @@ def test_a_plan_above_the_budget_is_told_once(caplog: pytest.LogCaptureFixture) 
     ("calls", "state", "words"),
     [
         (1, 0, "of what the model does not see"),
-        (2, 0, "as 2 calls came before a backward pass, and this plan is for one: plans for several calls are made of"),
+        (2, 0, "as 2 calls came before a backward pass, and this plan is for 1: planned(..., calls=2)"),
         (1, 200_000, "for the optimizer's state, 200.0 kB, which planned(..., optimizer=...) counts"),
         (1, 100_000, "for the optimizer's state, 100.0 kB, which planned(..., optimizer=...) counts, and the rest of"),
     ],

@@ -13,6 +13,7 @@ from torch import nn
 
 from remat_cli.errors import DoesNotFit, GraphError, InvalidSchedule, UsageError
 from remat_cli.pytorch.capture import joint, joint_capture
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.programs import self_test as self_test_module
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.torch import plan_of, planned
@@ -523,6 +524,10 @@ def test_self_test_sees_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None
         ({"schedule": 3}, "schedule: 3 is no path"),
         ({"budget": 1, "options": "fast"}, "options: 'fast' is no mapping"),
         ({"budget": 1, "planner": None}, "there is no 'None'"),
+        ({"budget": 1, "calls": 0}, "calls: 0 is no number of calls"),
+        ({"budget": 1, "calls": 2, "split": True}, "recompute alone"),
+        ({"budget": 1, "calls": 2, "fused": True}, "run eager's kernels"),
+        ({"schedule": "s.json", "calls": 2}, "is for one call"),
         ({"budget": 1, "regions": []}, "regions: none is named"),
         ({"budget": 1, "regions": 3}, "regions: the model has no part 3"),
     ],
@@ -548,3 +553,20 @@ def test_plans_count_calls_that_come_before_a_backward_pass() -> None:
     assert plan.plain_peak_bytes > 6_000_000
     assert plan.measured_peak_bytes
     assert max(plan.measured_peak_bytes) <= plan.predicted_peak_bytes + 2 * 16_384 <= budget + 2 * 16_384
+
+
+@pytest.mark.parametrize("regions", [None, "*"])
+def test_several_calls_that_are_said_are_planned_for_at_once(regions: str | None) -> None:
+    model, twin = twins(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))))
+    planned(model, budget="60%", planner="rotor", calls=3, regions=regions)
+    microbatches = [torch.randn(512, 64) for _ in range(3)]
+    for each in (model, twin):
+        for loss in [each(x).square().mean() for x in microbatches]:
+            loss.backward()
+    assert same(gradients(model), gradients(twin))
+    record = plan_of(model)
+    planned_step = record if isinstance(record, RegionsRecord) else record.graphs[0]
+    predicted = planned_step.predicted_peak_bytes
+    model(microbatches[0])  # which ends the measured step
+    unseen = 4 * microbatches[0].nbytes  # two further inputs, and two tensors of the loss
+    assert 0.9 * predicted < max(planned_step.measured_peak_bytes) <= predicted + unseen + 16_384
