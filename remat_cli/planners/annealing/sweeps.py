@@ -136,13 +136,13 @@ def _new_tables(ops: int, tensors: int) -> Tables:
 
 
 def compile_moves() -> None:
-    """Compile the moves by a sweep over three ops, and keep them on disk.
+    """Compile the moves by a sweep over four ops, and keep them on disk.
 
-    The third op reads what both others produce, so that there is a move to try.
+    The first op's output is in memory while the third runs, which does not read it: so there is a move to try.
     """
-    reads = {"a": (), "b": ("a",), "c": ("a", "b")}
+    reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("a", "c")}
     ops = tuple(Op(name, "Op", inputs, (name,), time=1) for name, inputs in reads.items())
-    graph = Graph("three ops", Kind.INFERENCE, "unit", 0, {name: Tensor(name, 1) for name in reads}, ops, ("c",))
+    graph = Graph("four ops", Kind.INFERENCE, "unit", 0, {name: Tensor(name, 1) for name in reads}, ops, ("d",))
     weather = Weather(room=0, price=1.0, temperature=1.0)
     Sweeps(graph).sweep(RematSequence.plain(graph), weather, np.random.default_rng(0), lambda: False)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from remat_cli.generate.layered import Layered
-from remat_cli.planners.annealing import sweeps
-from remat_cli.planners.annealing.sweeps import Sweeps, Weather
+from remat_cli.planners.annealing import kernel, sweeps
+from remat_cli.planners.annealing.sweeps import MOVES, Sweeps, Weather, compile_moves
 from remat_cli.planners.shared.numbering import Ints
 from remat_cli.planners.shared.sequence import RematSequence
 from remat_cli.synthesis import synthesize
@@ -46,6 +48,19 @@ def test_tables_grow_within_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "_longer", scarcely)
     assert swept() == amply
     assert len(lengths) > 3 * 4  # four tables at each of three sweeps, and when one was too short
+
+
+def test_compiling_calls_every_function_that_a_search_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    for function in MOVES._functions:
+
+        def noting(*arguments: Any, function: Callable[..., Any] = function) -> Any:
+            called.append(function)
+            return function(*arguments)
+
+        monkeypatch.setattr(kernel, function.__name__, noting)
+    compile_moves()
+    assert set(called) == set(MOVES._functions)
 
 
 COMPILED = "from tests.unit.planners.annealing.test_sweeps import swept; print(swept())"
