@@ -22,11 +22,14 @@ from remat_cli.cli.pipeline import PipelineOptions, check_goes_without, pipeline
 from remat_cli.cli.stdin import in_a_call
 from remat_cli.cli.stopwatch import Stopwatch, Timed
 from remat_cli.config import Request, RunConfig
+from remat_cli.core.schedule import Compute
+from remat_cli.core.simulate import simulate
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.prepare import prepare
 
 if TYPE_CHECKING:
-    pass
+    from remat_cli.planning import Planning
+    from remat_cli.studies.eager import EagerReplay
 
 
 @click.command("plan", cls=Verb)
@@ -84,7 +87,7 @@ def command(
     """
     from remat_cli.planning import LEAST_TRIAL, plan, try_split
     from remat_cli.planning.memory_need import notes_on_memory
-    from remat_cli.reports.phrasing import next_steps, notes_on_workspace
+    from remat_cli.reports.phrasing import next_steps
     from remat_cli.reports.summary import eager_figure
     from remat_cli.reports.terminal.plan import plan_report
     from remat_cli.studies.eager import known_eager_run
@@ -111,12 +114,9 @@ def command(
             eager_peak = None if eager is None else eager.peak_bytes
             prepared = prepare(graph, config.graph, split=request.split)
         streams.check_user_files()
-        if eager is not None:
-            notes = notes_on_workspace(eager.peak_bytes, eager.uncounted_bytes)
-            prepared = replace(prepared, notes=(*prepared.notes, *notes))
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
-            planning = plan(prepared, request, Timed(observe, watch))
+            planning = _with_note_on_workspace(plan(prepared, request, Timed(observe, watch)), eager)
         tried = None
         if not request.split and planning.schedule is None and not planning.solution.interrupted:
             observe.phase("trying --split")
@@ -165,6 +165,20 @@ def _check(request: Request, form: str | None) -> None:
         raise UsageError("--max-overhead goes with --budget min", hint="give --budget min, or leave it out")
     if request.split and form is not None:
         raise UsageError("checkpoints run whole modules again, and none in parts", hint="leave --as or --split out")
+
+
+def _with_note_on_workspace(planning: Planning, eager: EagerReplay | None) -> Planning:
+    """Return the planning with a note where kernels' workspace, which it does not count, raises its peak."""
+    from remat_cli.reports.phrasing import notes_on_workspace_of_plan
+
+    prepared, schedule = planning.prepared, planning.schedule
+    if eager is None or schedule is None or planning.peak_bytes is None or prepared.options.measurements is not None:
+        return planning
+    trace = simulate(eager.with_workspace(prepared.graph), schedule, link=prepared.link)
+    step = schedule.steps[trace.peak_step] if trace.peak_step >= 0 else None
+    op = step.op if isinstance(step, Compute) else ""
+    notes = notes_on_workspace_of_plan(planning.peak_bytes, trace.peak_bytes, planning.budget_bytes, op)
+    return replace(planning, prepared=replace(prepared, notes=(*prepared.notes, *notes)))
 
 
 def _as_checkpoints(graph: Path, config: RunConfig, output: Path | None, streams: Output) -> int:

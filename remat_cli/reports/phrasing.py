@@ -349,6 +349,24 @@ def notes_on_workspace(peak_bytes: int, workspace_bytes: int) -> list[str]:
     ]
 
 
+def notes_on_workspace_of_plan(peak_bytes: int, with_workspace: int, budget_bytes: int, op: str) -> list[str]:
+    """Return the note on a plan's peak with the workspace of kernels; none if that hardly matters.
+
+    Args:
+        peak_bytes: the plan's peak without workspace.
+        with_workspace: its peak with it.
+        budget_bytes: the plan's budget.
+        op: that runs at that peak.
+    """
+    if (with_workspace - peak_bytes) * _HARDLY < peak_bytes:
+        return []
+    above = ", above the budget" if with_workspace > budget_bytes else ""
+    return [
+        f"with the workspace of kernels on this CPU the plan peaks at {format_bytes(with_workspace)}{above}, at op "
+        f"{op}: it is counted with --measurements FILE of 'remat measure'"
+    ]
+
+
 def time_spent(seconds: Mapping[str, float], long_seconds: float = _LONG_SECONDS) -> str:
     """State the time of each stage of a long call.
 

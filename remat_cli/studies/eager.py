@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat_cli.config import GraphOptions
-from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.graph import Graph, Op, Phase
 from remat_cli.core.schedule import Compute, Schedule
 from remat_cli.core.simulate import Trace, simulate
 from remat_cli.costs import Measurements
@@ -66,6 +66,18 @@ class EagerReplay:
         step = self.schedule.steps[self.trace.peak_step]
         return self.graph.op[step.op].workspace_bytes if isinstance(step, Compute) else 0
 
+    def with_workspace(self, graph: Graph) -> Graph:
+        """Return the captured step's graph with the workspace of eager's kernels.
+
+        Ops are equal whose type and sizes are.
+        """
+        known: dict[object, int] = {}
+        for op in self.graph.ops:
+            key = _kind_of(self.graph, op)
+            known[key] = max(op.workspace_bytes, known.get(key, 0))
+        sizes = {op.name: known.get(_kind_of(graph, op), 0) for op in graph.ops}
+        return Measurements({}, sizes).with_workspace(graph).checked()
+
     @cached_property
     def let_go_bytes(self) -> int:
         """The peak if the loop lets go of all returned values but the loss before the backward pass."""
@@ -88,6 +100,11 @@ class EagerReplay:
                 parts.setdefault(step.modules.get(op.name, ""), {})[name] = op
         modules = (_of_module(module, makers, step.bytes) for module, makers in parts.items())
         return tuple(sorted(modules, key=lambda part: (-part.bytes, part.module)))
+
+
+def _kind_of(graph: Graph, op: Op) -> object:
+    given = tuple(sorted(graph.tensors[name].bytes for name in op.inputs))
+    return op.type, given, tuple(graph.tensors[name].bytes for name in op.outputs[:1])
 
 
 def _of_module(module: str, makers: Mapping[str, EagerOp], sizes: Mapping[str, int]) -> KeptOfModule:

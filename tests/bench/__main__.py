@@ -249,6 +249,15 @@ def hosted_table(console: Console) -> None:
     torch_hosted(console)
 
 
+def eager_table(console: Console) -> None:
+    """Steps in eager mode, where PyTorch is installed."""
+    try:
+        from tests.bench.torch_eager import torch_eager
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_eager(console)
+
+
 def fused_table(console: Console) -> None:
     """Plans with inductor's kernels in PyTorch, where it is installed."""
     try:
@@ -295,6 +304,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "torch": torch_table,
     "lengths": lengths_table,
     "split": split_table,
+    "eager": eager_table,
     "checkpoints": checkpoints_table,
     "regions": regions_table,
     "hosted": hosted_table,
@@ -306,6 +316,7 @@ ONLY_WHEN_NAMED = (
     "torch",
     "lengths",
     "split",
+    "eager",
     "checkpoints",
     "regions",
     "hosted",

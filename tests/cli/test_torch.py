@@ -238,6 +238,23 @@ def test_plan_names_first_what_eager_takes(remat: Remat, small: str) -> None:
     assert re.match(r"eager +[\d.]+ kB · without a plan", remat(*asked).out)
 
 
+def test_plan_says_before_it_runs_that_workspace_breaks_its_budget(remat: Remat, small: str, tmp_path: Path) -> None:
+    path = tmp_path / "images.py"
+    path.write_text(
+        "import torch\n"
+        "from tests.unit.studies.test_eager import Images\n"
+        "def step():\n"
+        "    return Images().half(), torch.zeros(8, 3, 32, 32, dtype=torch.float16)\n"
+    )
+    said = " ".join(remat("plan", f"{path}:step", "--budget", "100%", "--planner", "keep_all", "--json").json["notes"])
+    assert re.search(
+        r"with the workspace of kernels .* peaks at .*, above the budget, at op convolution_backward", said
+    )
+    assert "workspace" not in " ".join(
+        remat("plan", small, "--budget", "90%", "--planner", "dtr", "--json").json["notes"]
+    )
+
+
 def test_comparisons_name_first_what_eager_takes(remat: Remat, small: str) -> None:
     peak = remat("inspect", small, "--json").json["eager"]["peak_bytes"]
     asked = (small, "--budget", "90%", "--planner", "dtr")

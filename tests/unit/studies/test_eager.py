@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from remat_cli.config import GraphOptions
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.step import as_step, losses_in
-from remat_cli.pytorch.memory.memory import peak_of
-from remat_cli.pytorch.unstable import pytree
 from remat_cli.studies.eager import EagerReplay, eager_run
+from tests.loops import peak_of_loop
 from tests.torch_steps import Block
 
 WIDTH, WORDS, LENGTH, BATCH = 32, 300, 32, 4
@@ -188,39 +185,6 @@ def of_data() -> Any:
     return step, (nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH))
 
 
-def measured(build: Callable[[], Any], *, held: bool = True, accumulate: bool = False) -> int:
-    torch.manual_seed(0)
-    with created_parameters() as parameters:
-        step = as_step(build(), "")
-
-    def once() -> None:
-        returned = step.model(*step.inputs, **step.keyword_inputs)
-        tensors = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
-        ends = losses_in(returned, [tensor for tensor in tensors if tensor.requires_grad])
-        if not held:
-            del returned, tensors
-        torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
-
-    once()
-    if not accumulate:
-        for parameter in parameters:
-            parameter.grad = None
-    return peak_of(once, "cpu")
-
-
-@contextmanager
-def created_parameters() -> Iterator[list[nn.Parameter]]:
-    """Collect the parameters of all modules that are built, also of those that no argument names."""
-    created: list[nn.Parameter] = []
-    hook = nn.modules.module.register_module_parameter_registration_hook(
-        lambda module, name, parameter: created.append(parameter)
-    )
-    try:
-        yield created
-    finally:
-        hook.remove()
-
-
 def predicted(build: Callable[[], Any], **options: Any) -> EagerReplay:
     run = eager_run(Path(f"{__name__}:{build.__name__}"), GraphOptions(**options))
     assert run is not None
@@ -233,32 +197,33 @@ def predicted(build: Callable[[], Any], **options: Any) -> EagerReplay:
 def test_peak_is_that_of_a_loop_which_holds_what_the_model_returns(build: Callable[[], Any]) -> None:
     run = predicted(build)
     peak = run.peak_bytes - run.graph.fixed_bytes
-    assert peak == pytest.approx(measured(build), rel=TOLERANCE)
+    assert peak == pytest.approx(peak_of_loop(build), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("build", [images, losses, heads, logits], ids=lambda f: f.__name__)
 def test_peak_is_exact_with_the_workspace_of_kernels(build: Callable[[], Any]) -> None:
     run = predicted(build)
-    assert run.peak_bytes - run.graph.fixed_bytes == measured(build)
+    assert run.peak_bytes - run.graph.fixed_bytes == peak_of_loop(build)
 
 
 @pytest.mark.parametrize("build", [many_images, recurrent], ids=lambda f: f.__name__)
 def test_peak_with_the_workspace_of_fewer_images_or_a_flat_reserve(build: Callable[[], Any]) -> None:
     run = predicted(build)
-    assert run.peak_bytes - run.graph.fixed_bytes == pytest.approx(measured(build), rel=0.001)
+    assert run.peak_bytes - run.graph.fixed_bytes == pytest.approx(peak_of_loop(build), rel=0.001)
 
 
 def test_gradients_of_an_earlier_step_are_there_before_also_of_a_model_that_no_argument_names() -> None:
     without, run = predicted(two_models), predicted(two_models, accumulate=True)
     gradients = sum(4 * parameter.numel() for parameter in Words(depth=1).parameters())
     assert run.graph.fixed_bytes == without.graph.fixed_bytes + gradients
-    assert run.peak_bytes - run.graph.fixed_bytes == pytest.approx(measured(two_models, accumulate=True), rel=TOLERANCE)
+    measured = peak_of_loop(two_models, accumulate=True)
+    assert run.peak_bytes - run.graph.fixed_bytes == pytest.approx(measured, rel=TOLERANCE)
 
 
 def test_letting_go_of_outputs_has_its_own_figure() -> None:
     run = predicted(logits)
     assert run.let_go_bytes == run.peak_bytes - 4 * BATCH * LENGTH * WORDS
-    assert run.let_go_bytes - run.graph.fixed_bytes == measured(logits, held=False)
+    assert run.let_go_bytes - run.graph.fixed_bytes == peak_of_loop(logits, held=False)
     assert predicted(heads).let_go_bytes == predicted(heads).peak_bytes
 
 
