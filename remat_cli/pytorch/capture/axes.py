@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_cli.pytorch.capture.op_properties import properties_of
 from remat_cli.pytorch.capture.ops import arguments, draws, has_effects, is_item, nodes_in, numbered, short_name
 from remat_cli.pytorch.unstable.ops import schema_of
 from remat_cli.splitting import SUM, Axis, Part
@@ -426,13 +427,10 @@ _SHAPES: Mapping[str, str] = {
     **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), "input_size"),
 }
 
-# Operands that a kernel takes for contiguous, whatever their strides.
-_TAKEN_FOR_CONTIGUOUS: Mapping[str, tuple[str, ...]] = {"native_layer_norm_backward": ("mean", "rstd")}
-
 
 def taken_for_contiguous(node: fx.Node) -> frozenset[fx.Node]:
     """Return the operands that an op reads right only where they are contiguous, as slices may not be."""
-    names = _TAKEN_FOR_CONTIGUOUS.get(_name(node), ())
+    names = properties_of(node.target).contiguous
     given = arguments(node) if names else {}
     return frozenset(operand for name in names for operand in nodes_in(given[name]))
 

@@ -7,15 +7,14 @@ and computes wrong gradients (pytorch#197039).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.joint_capture import outputs_of, tangents_of
+from remat_cli.pytorch.capture.op_properties import properties_of
 from remat_cli.pytorch.capture.ops import arguments, has_effects, is_item, tensors_of
 from remat_cli.pytorch.capture.places import source_of
 from remat_cli.pytorch.capture.views import follow_operands, views_and_items
@@ -23,17 +22,6 @@ from remat_cli.pytorch.unstable.joint_graphs import input_index, mutated_input, 
 from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 
 _aten = torch.ops.aten
-
-# Ops that in training mode read running statistics only to update them: the position of each new one among the results.
-_STATISTICS: Mapping[Any, Mapping[str, int]] = {
-    _aten._native_batch_norm_legit_functional.default: {"running_mean": 3, "running_var": 4},
-    _aten._batch_norm_with_update_functional.default: {"running_mean": 4, "running_var": 5},
-}
-# Backward ops that do not look at the running statistics where this argument is true.
-_UNREAD_STATISTICS: Mapping[Any, str] = {
-    _aten.native_batch_norm_backward.default: "train",
-    _aten.batch_norm_backward.default: "update",
-}
 
 
 def is_copy(node: fx.Node) -> bool:
@@ -160,7 +148,7 @@ def _escapes(reader: fx.Node, change: _Change) -> bool:
 
 def _dependent(node: fx.Node, source: fx.Node) -> list[fx.Node]:
     """Return the results of a node that depend on one argument."""
-    results = _STATISTICS.get(node.target, {})
+    results = properties_of(node.target).statistics
     operands = arguments(node)
     read_as = [name for name, value in operands.items() if value is source]
     if operands.get("training", True) is not True or not read_as or not results.keys() >= set(read_as):
@@ -172,7 +160,7 @@ def _dependent(node: fx.Node, source: fx.Node) -> list[fx.Node]:
 def _forget_unread_statistics(graph: fx.Graph) -> None:
     """Remove unread running statistics from backward ops."""
     for node in graph.nodes:
-        flag = _UNREAD_STATISTICS.get(node.target)
+        flag = properties_of(node.target).ignores_statistics_if
         if flag is not None and arguments(node)[flag] is True:
             names = [argument.name for argument in schema_of(node.target).arguments]
             unread = {names.index(name) for name in ("running_mean", "running_var")}

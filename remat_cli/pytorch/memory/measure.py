@@ -22,8 +22,8 @@ from remat_cli.core.problem import Observer
 from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.convert import signature, written
-from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import Joint, JointOp
+from remat_cli.pytorch.capture.op_properties import in_place_of
 from remat_cli.pytorch.capture.ops import (
     IN_PLACE,
     arguments,
@@ -252,7 +252,7 @@ def _call(node: fx.Node, *, drawn: bool = True) -> Callable[[], object]:
         source: drawn_like(source.meta["val"], bounds.get(source, 1), drawn=drawn) for source in node.all_input_nodes
     }
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
-    target = WORKS_IN_PLACE[node.target] if IN_PLACE in node.meta else node.target
+    target = in_place_of(node.target) if IN_PLACE in node.meta else node.target
     assert callable(target)
     return partial(torch.no_grad()(target), *args, **kwargs)
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
+from remat_cli.pytorch.capture.op_properties import OP_PROPERTIES
 from remat_cli.pytorch.capture.ops import PART, draws, is_item, is_view
 from remat_cli.pytorch.memory import transfers
 
 COPIES = frozenset({transfers.offload, transfers.prefetch, transfers.wait, transfers.in_memory_of})
-_WRITES = frozenset(WORKS_IN_PLACE.values())
+_WRITES = frozenset(op.in_place for op in OP_PROPERTIES.values() if op.in_place is not None)
 _EMPTY = torch.ops.aten.empty_strided.default
 
 

@@ -23,12 +23,11 @@ from torch.fx.node import map_arg
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pytorch.capture import recurrent
-from remat_cli.pytorch.capture.in_place import WORKS_IN_PLACE
 from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
+from remat_cli.pytorch.capture.op_properties import in_place_of, properties_of
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.sizes import meta_with
 from remat_cli.pytorch.memory import transfers
-from remat_cli.pytorch.programs.group_norm import AS_EAGER
 from remat_cli.pytorch.unstable.dispatch import without_modes
 from remat_cli.pytorch.unstable.joint_graphs import save_without_version_check
 
@@ -280,9 +279,9 @@ class _Half:
         if run.target in recurrent.WITH_FLAT_RESERVE and any(storage.name in self.moved for storage in op.makes):
             run.target = recurrent.WITH_FLAT_RESERVE[run.target]
         if not self.fused:
-            run.target = AS_EAGER.get(run.target, run.target)
+            run.target = properties_of(run.target).runs_as or run.target
         if in_place and run.all_input_nodes[0].op != "placeholder":
-            run.target = WORKS_IN_PLACE[run.target]
+            run.target = in_place_of(run.target)
         for value in op.values:
             self.values[value] = run if value is op.node else self.item(value, run)
         if self.watch is not None:

@@ -10,8 +10,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from remat_cli.errors import GraphError
-from remat_cli.pytorch.capture.in_place import write_slice
 from remat_cli.pytorch.capture.live_storages import LiveStorages
+from remat_cli.pytorch.capture.op_properties import write_slice
 from remat_cli.pytorch.capture.ops import PART
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.programs.cuts import cut_at_copies, cut_at_parts

@@ -7,7 +7,6 @@ reads other elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +16,12 @@ from remat_cli.pytorch.unstable.tensors import suggest_memory_format
 _aten = torch.ops.aten
 
 
-def group_norm(x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def forward(x: torch.Tensor, *rest: Any, **named: Any) -> Any:
     """Run the forward op."""
     return _aten.native_group_norm.default(_laid_out(x, x), *rest, **named)
 
 
-def group_norm_backward(gradient: torch.Tensor, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def backward(gradient: torch.Tensor, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
     """Run the backward op."""
     return _aten.native_group_norm_backward.default(_laid_out(gradient, x), _laid_out(x, x), *rest, **named)
 
@@ -34,10 +33,3 @@ def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     on_cpu = like.device.type == "cpu"
     return value.contiguous(memory_format=suggest_memory_format(like) if on_cpu else torch.contiguous_format)
-
-
-# Functions that run in place of ops.
-AS_EAGER: Mapping[Any, Callable[..., Any]] = {
-    _aten.native_group_norm.default: group_norm,
-    _aten.native_group_norm_backward.default: group_norm_backward,
-}
