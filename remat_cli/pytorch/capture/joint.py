@@ -19,7 +19,7 @@ from remat_cli.errors import GraphError
 from remat_cli.pytorch.capture.dropout import apply_masks_apart
 from remat_cli.pytorch.capture.duplicates import merge_duplicates
 from remat_cli.pytorch.capture.joint_capture import Captured, outputs_of, primals_of, sizes_of, tangents_of
-from remat_cli.pytorch.capture.mutation import is_backward, is_copy, keep_old_values, mark_backward
+from remat_cli.pytorch.capture.mutation import OLD_VALUE_OF, is_backward, is_copy, keep_old_values, mark_backward
 from remat_cli.pytorch.capture.ops import (
     IN_PLACE,
     communicates,
@@ -217,12 +217,9 @@ def rewritten(captured: Captured) -> Captured:
     if known is not None:  # another joint graph was read of this capture
         return replace(captured, old_values=known)
     graph = captured.module.graph
-    _check_dense(graph)
-    mark_backward(graph)
-    merge_duplicates(graph)
-    apply_masks_apart(graph)
-    copies = keep_old_values(graph)
-    old_values = {primal.name: copy.name for primal, copy in copies.items()}
+    for rewrite in (_check_dense, mark_backward, merge_duplicates, apply_masks_apart, keep_old_values):
+        rewrite(graph)
+    old_values = {node.meta[OLD_VALUE_OF]: node.name for node in graph.nodes if OLD_VALUE_OF in node.meta}
     captured.module.meta[_OLD_VALUES] = old_values
     return replace(captured, old_values=old_values)
 

@@ -23,6 +23,9 @@ from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 
 _aten = torch.ops.aten
 
+# Marks a node that copies an input's old value; says the name of the input.
+OLD_VALUE_OF = "remat old value of"
+
 
 def is_copy(node: fx.Node) -> bool:
     """Tell whether a node writes a new value into an input."""
@@ -62,18 +65,17 @@ class _Change:
     slots: frozenset[int]
 
 
-def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Change a joint graph so that old values of mutated inputs can be read at any time; return the copies.
+def keep_old_values(graph: fx.Graph) -> None:
+    """Change a joint graph so that old values of mutated inputs can be read at any time.
 
-    Returns:
-        For each mutated input whose old value is copied: the node that copies it.
+    Nodes that copy an old value are marked with `OLD_VALUE_OF`.
 
     Raises:
         GraphError: an op changes something that is not an input.
     """
     _forget_unread_statistics(graph)
     views = views_and_items(graph)
-    copies: dict[fx.Node, fx.Node] = {}
+    has_copies = False
     first_backward = next((node for node in graph.nodes if is_backward(node) and node.op == "call_function"), None)
     for change in _changes(graph):
         readers = [user for user in change.primal.users if user is not change.copy and _escapes(user, change)]
@@ -81,12 +83,11 @@ def keep_old_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             continue
         order = {node: place for place, node in enumerate(graph.nodes)}
         before = min((*readers, *([] if first_backward is None else [first_backward])), key=order.__getitem__)
-        copies[change.primal] = copy = _copied(graph, change.primal, before)
+        copy, has_copies = _copied(graph, change.primal, before), True
         for reader in readers:
             reader.replace_input_with(change.primal, copy)
-    for view in views if copies else ():
+    for view in views if has_copies else ():
         follow_operands(view)
-    return copies
 
 
 def _changes(graph: fx.Graph) -> list[_Change]:
@@ -175,4 +176,5 @@ def _copied(graph: fx.Graph, primal: fx.Node, before: fx.Node) -> fx.Node:
     with value.fake_mode:  # type: ignore[attr-defined]
         copy.meta["val"] = value.detach().clone()
     copy.meta["partitioner_tag"] = "is_forward"
+    copy.meta[OLD_VALUE_OF] = primal.name
     return copy

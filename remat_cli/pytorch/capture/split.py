@@ -49,8 +49,8 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
         return captured
     captured = rewritten(captured)
     graph = copied(captured.module.graph)
-    without_shifts(graph)
-    rows_first(graph)
+    for rewrite in (without_shifts, rows_first):
+        rewrite(graph)
     for seed, cut in sorted(cuts.items()):
         graph = _cut(graph, seed, cut)
     for gradient in outputs_of(graph):

@@ -6,7 +6,8 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_cli.config import Request
+from remat_cli.config import GraphOptions, Request
 from remat_cli.errors import DoesNotFit, UsageError
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan import budget_source
@@ -281,3 +282,9 @@ def test_a_new_field_of_the_request_is_in_the_key_of_a_kept_plan() -> None:
     asked = Wider(source.request.budget, source.request.planner)
     keys = {replace(source, request=replace(asked, other=other)).key(graph) for other in (0, 1)}
     assert len(keys | {source.key(graph)}) == 3
+
+
+def test_each_option_of_planned_is_a_setting_or_an_argument_of_its_source() -> None:
+    settings = {item.name for options in (Request, GraphOptions) for item in fields(options)}
+    asked = signature(planned).parameters.keys() - {"model", "schedule", "regions"}
+    assert asked <= settings | signature(source_within).parameters.keys()
