@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from remat_cli.allocation import compiled, exact_kernel, promoted_fit
@@ -37,6 +40,19 @@ def test_each_search_joins_once_it_is_compiled(ready: set[object]) -> None:
     ready.add(exact_kernel.go_on)
     searches.go_on(0.05, lambda: False)
     assert (searches.is_proof, searches.offsets, searches.note) == (True, None, "")
+
+
+def test_compiling_calls_every_function_that_a_search_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    for module, function in ((promoted_fit, promoted_fit.place), (exact_kernel, exact_kernel.go_on)):
+
+        def noting(*arguments: Any, function: Callable[..., Any] = function) -> Any:
+            called.append(function)
+            return function(*arguments)
+
+        monkeypatch.setattr(module, function.__name__, noting)
+    compiled.call_all()
+    assert {*called} == {*SEARCHES._functions}
 
 
 def test_without_a_limit_in_seconds_the_first_calls_compile(ready: set[object]) -> None:
