@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from random import Random
 
 import pytest
 
@@ -19,7 +20,7 @@ from remat_cli.planners.offload.link_bound import LinkCut
 from remat_cli.planners.shared.limits import Limits
 from tests.graphs import chain, in_place, op, with_view
 from tests.hunt.claims import check_by_oracle
-from tests.hunt.edges import Edge, check_runs
+from tests.hunt.edges import Edge, check_runs, drawn_graph
 from tests.hunt.problems import moved_chain
 from tests.second_judge import built, replayed
 
@@ -58,6 +59,10 @@ def test_a_view_whose_base_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_with_bases_read", as_it_is)
     with pytest.raises(AssertionError, match="reads"):
         built(tensors=graph.tensors.values(), ops=raw, **parts)
+
+
+def test_graphs_at_the_edge_are_large() -> None:
+    assert all(60 <= len(drawn_graph(Random(seed)).ops) <= 410 for seed in range(6))
 
 
 def test_a_proof_that_nothing_fits_where_a_plan_of_small_peak_does() -> None:

@@ -40,14 +40,15 @@ class Edge:
 def edge(seed: int, seconds: float) -> Edge:
     """Draw a graph and a budget; each planner that looks for the smallest peak gets so many seconds."""
     rng = random.Random(seed)
-    graph = _graph(rng)
+    graph = drawn_graph(rng)
     low, runs = largest_working_set(graph).bytes, _runs_of_small_peak(graph, seconds)
     high = min(run.peak_bytes for run in runs)
     within = [rng.randrange(low, high + 1) for _ in range(4)]
     return Edge(Problem(graph, Budget(max(low, rng.choice([low, high - 1, high - 1, high, high + 1, *within])))), runs)
 
 
-def _graph(rng: random.Random) -> Graph:
+def drawn_graph(rng: random.Random) -> Graph:
+    """Draw a graph of 60 to 400 ops, or few more."""
     count, seed = rng.randrange(_FEWEST, _MOST + 1), rng.randrange(2**32)
     match rng.choice(["chain", "unet", "tangled", "layered", "transformer"]):
         case "chain":
@@ -83,7 +84,12 @@ def check_edge(at: Edge, seconds: float) -> Counter[str]:
     found = check_by_each_other(at.problem, time_limit=seconds)
     for name, solution in found.items():
         check_runs(name, solution, at)
-    return Counter(str(solution.status) for solution in found.values())
+    return Counter(_verdict(solution) for solution in found.values())
+
+
+def _verdict(solution: Solution) -> str:
+    is_proof = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    return f"{solution.status} ({solution.scope})" if is_proof else str(solution.status)
 
 
 def check_runs(name: str, solution: Solution, at: Edge) -> None:
