@@ -38,7 +38,7 @@ class TwoRanks(Ranks):
         self.other = other
 
     def all(self, value: Any) -> list[Any]:
-        names = ("structures", "places", "moments", "always", "schedules")
+        names = ("structures", "places", "moments", "always", "schedules", "kept_outside")
         return [tuple(self.other.get(name, own) for name, own in zip(names, value, strict=True)), value]
 
 
