@@ -14,6 +14,8 @@ from remat_cli.prepare import Prepared, prepare_in_parts
 from remat_cli.splitting import Split, original
 from remat_cli.units import format_bytes, parse_budget
 
+pytest.importorskip("torch", reason="the steps are PyTorch's")
+
 STEP = """
 import torch
 from torch import nn

@@ -40,6 +40,7 @@ def test_what_is_told_is_what_is_read(tmp_path: Path, dim: str, reads: tuple[int
 
 
 def test_a_step_of_pytorch_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     source = tmp_path / "step.py"
     source.write_text(
         "import torch\n"
