@@ -29,6 +29,7 @@ class _Machine:
         hosted: tensors with a copy on the host.
         free_at: when each way of the link is free; both are one where it is half duplex.
         runs: how often each op has run.
+        written: residents that their update has written.
     """
 
     sizes: dict[str, int]
@@ -39,6 +40,7 @@ class _Machine:
     hosted: set[str] = field(default_factory=set)
     free_at: list[int] = field(default_factory=lambda: [0, 0])
     runs: Counter[str] = field(default_factory=Counter)
+    written: set[str] = field(default_factory=set)
 
 
 def replayed(graph: Graph, schedule: Schedule, link: Link | None) -> tuple[int, int]:
@@ -48,13 +50,20 @@ def replayed(graph: Graph, schedule: Schedule, link: Link | None) -> tuple[int, 
         AssertionError: it breaks a rule.
     """
     made = {name: op for op in graph.ops for name in op.outputs}
-    machine = _Machine({name: tensor.bytes for name, tensor in graph.tensors.items() if name not in made})
+    away = set(schedule.on_host)
+    residents = {name for name, tensor in graph.tensors.items() if tensor.resident}
+    assert away <= residents, "what is on the host at the start is no resident"
+    there = {name: tensor.bytes for name, tensor in graph.tensors.items() if name not in {*made, *away}}
+    machine = _Machine(there, hosted=set(away))
     machine.peak = graph.resident_bytes + sum(machine.sizes.values())
     for step in schedule.steps:
         extra = _carried_out(graph, machine, step, link, made)
         machine.peak = max(machine.peak, graph.resident_bytes + sum(machine.sizes.values()) + extra)
     assert set(machine.runs) == {op.name for op in graph.ops}, "an op is never run"
     assert set(graph.outputs) <= machine.sizes.keys() - machine.arrives[1], "an output is missing"
+    assert residents - away <= machine.sizes.keys() - machine.arrives[1], "a resident does not end on the device"
+    assert not away & machine.sizes.keys(), "a resident does not end on the host"
+    assert away <= machine.hosted, "a resident is lost"
     return machine.peak, machine.clock
 
 
@@ -65,7 +74,7 @@ def _carried_out(graph: Graph, machine: _Machine, step: Step, link: Link | None,
         return _run(graph, machine, next(op for op in graph.ops if op.name == step.op), isinstance(step, Inplace), made)
     name = step.tensor
     if isinstance(step, Free):
-        assert name in made, "a graph input is freed"
+        assert name in made or (graph.tensors[name].resident and name in machine.hosted), "an input is freed, or lost"
         assert name not in out | back, "a tensor is freed as it is copied"
         del machine.sizes[name]
         return 0
@@ -96,6 +105,10 @@ def _run(graph: Graph, machine: _Machine, op: Op, is_inplace: bool, made: dict[s
     assert set(op.inputs) <= machine.sizes.keys() - back, f"{op.name} reads what is not there"
     assert not (out | back) & set(op.outputs), f"{op.name} makes what is being copied"
     assert op.recomputable or not machine.runs[op.name], f"{op.name} must not run again"
+    assert not machine.written & set(op.inputs), f"{op.name} reads a parameter after its update"
+    assert not out & set(op.writes), f"{op.name} writes what is being copied"
+    machine.written.update(op.writes)
+    machine.hosted.difference_update(op.writes)
     machine.runs[op.name] += 1
     machine.clock += op.time
     extra = op.workspace_bytes

@@ -42,6 +42,14 @@ class Phase(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    UPDATE = "update"  # the optimizer's step
+
+
+class Residency(StrEnum):
+    """The role of a resident: a tensor that exists before the step and after it."""
+
+    PARAMETER = "parameter"
+    STATE = "state"  # of the optimizer
 
 
 # The type of the op that stands for the caller, between the passes of a captured training step. It reads the outputs of
@@ -63,6 +71,8 @@ class Tensor:
         view_of: the tensor whose storage this one shares, itself no view once the graph is built.
         held: code outside of the graph holds it once it exists: it cannot leave the device, and its op runs once.
         lasts: the plain run keeps it to the end although no op reads it, as onnxruntime does. Plans may free it.
+        resident: the role of a tensor that exists before the step and after it, and may wait on the host; None for any
+            other. No op produces a resident. The file format lists residents beside the tensors.
     """
 
     name: str
@@ -72,6 +82,7 @@ class Tensor:
     view_of: str | None = None
     held: bool = False
     lasts: bool = False
+    resident: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class Op:
         time: of one run, in the graph's time unit.
         workspace_bytes: extra memory while it runs.
         inplace: the input whose storage the first output can take over if nothing needs that input afterwards.
-        phase: forward or backward.
+        phase: forward, backward or update.
         grad_of: on a backward op, the forward op that it differentiates.
         recomputable: false for an op that must run exactly once.
         saves: for a forward graph, the inputs and outputs that the backward op reads; None means all of them.
@@ -99,6 +110,7 @@ class Op:
         module: path of its module in the model, for people.
         source: file and line of its code, for people.
         signature: hash of its computation, by which a runtime recognises the op; None where unknown.
+        writes: the residents among its inputs that it overwrites in place. Only updates write.
     """
 
     name: str
@@ -120,6 +132,7 @@ class Op:
     module: str | None = None
     source: str | None = None
     signature: str | None = None
+    writes: tuple[str, ...] = ()
 
     def edited(self, **changes: Any) -> Op:
         """Return the op with other values of these attributes.
@@ -199,13 +212,21 @@ class Draft:
         return tuple(name for name in self.tensors if name not in self.producer)
 
     @cached_property
+    def residents(self) -> tuple[str, ...]:
+        """Parameters and optimizer state: graph inputs that may wait on the host."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.resident is not None)
+
+    @cached_property
     def op(self) -> Mapping[str, Op]:
         """Ops by name."""
         return {op.name: op for op in self.ops}
 
     @cached_property
     def fixed_bytes(self) -> int:
-        """Bytes that no plan can free: `resident_bytes` and the graph inputs."""
+        """Bytes of a plan that moves no resident: `resident_bytes` and the graph inputs.
+
+        Other plans can free their residents.
+        """
         return self.resident_bytes + sum(self.tensors[name].bytes for name in self.inputs)
 
     @cached_property
@@ -506,6 +527,43 @@ def _check(graph: Graph) -> None:
     _check_texts(graph)
     _check_ops(graph)
     _check_outputs(graph)
+    if graph.residents or any(op.writes for op in graph.ops):
+        _check_residents(graph)
+
+
+def _check_residents(graph: Graph) -> None:
+    """Check the residents, and that nothing reads one after its update."""
+    for name in graph.residents:
+        if name in graph.producer or graph.tensors[name].view_of is not None:
+            raise GraphError(
+                f"resident {name!r} is a view, or an op produces it",
+                hint="a resident owns its storage, and is there before the step; name another among the residents",
+            )
+    written_by: dict[str, str] = {}
+    for op in graph.ops:
+        for name in op.inputs if written_by else ():
+            if name in written_by:
+                raise GraphError(
+                    f"op {op.name!r} reads {name!r} after {written_by[name]!r} has written it",
+                    hint="list the update after every op that reads the old value; one op may write a resident",
+                )
+        if op.writes:
+            _check_writes(graph, op)
+            written_by.update(dict.fromkeys(op.writes, op.name))
+
+
+def _check_writes(graph: Graph, op: Op) -> None:
+    if op.phase is not Phase.UPDATE or op.recomputable or graph.kind is not Kind.TRAINING:
+        raise GraphError(
+            f"op {op.name!r} writes residents, but is no update that runs once in a training graph",
+            hint='give the op phase "update" and recomputable false, or take writes away',
+        )
+    for name in op.writes:
+        if name not in op.inputs or graph.tensors[name].resident is None:
+            raise GraphError(
+                f"op {op.name!r} writes {name!r}, which is no resident among its inputs",
+                hint="name it among the op's inputs and the graph's residents, or take it from writes",
+            )
 
 
 def _check_numbers(graph: Graph) -> None:

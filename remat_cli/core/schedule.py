@@ -71,9 +71,15 @@ STEP_NAMES: Mapping[type[Step], str] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps in issue order."""
+    """Steps in issue order.
+
+    Attributes:
+        steps: of the compute stream, and the transfers that it issues.
+        on_host: residents that are on the host at the start of the step and at its end.
+    """
 
     steps: tuple[Step, ...]
+    on_host: tuple[str, ...] = ()
 
     @property
     def computes(self) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ class Schedule:
     @property
     def has_transfers(self) -> bool:
         """Whether the schedule moves tensors to the host."""
-        return any(isinstance(step, Offload) for step in self.steps)
+        return any(isinstance(step, Offload | Prefetch) for step in self.steps)
 
 
 def input_order(graph: Graph) -> tuple[str, ...]:
@@ -132,7 +138,7 @@ def renamed(schedule: Schedule, graph: Graph, other: Graph) -> Schedule | None:
         type(step)(ops[step.op]) if isinstance(step, Compute | Inplace) else type(step)(tensors[step.tensor])
         for step in schedule.steps
     )
-    return Schedule(tuple(steps))
+    return Schedule(tuple(steps), tuple(tensors[name] for name in schedule.on_host))
 
 
 def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -154,18 +160,18 @@ def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]
 def live_at(graph: Graph, schedule: Schedule, index: int) -> tuple[str, ...]:
     """Return the tensors in memory while step `index` runs.
 
-    The schedule is valid; graph inputs are left out.
+    The schedule is valid; graph inputs are left out, residents too.
     """
     live: dict[str, None] = {}  # keeps the order
     for step in schedule.steps[: index + 1]:
         if type(step) is Free:  # half of all steps
-            del live[step.tensor]
+            live.pop(step.tensor, None)  # a resident may be freed, too
             continue
         arriving, leaving = changes(graph, step)
         for name in leaving:
             del live[name]
         live.update(dict.fromkeys(arriving))
-    return tuple(live)
+    return tuple(name for name in live if name in graph.producer)
 
 
 def with_frees(graph: Graph, computes: Iterable[str]) -> Schedule:

@@ -42,7 +42,7 @@ class Trace:
 
     Attributes:
         memory_bytes: [steps + 1] device memory while each step runs, in bytes; the first entry is the start, with only
-            resident bytes and graph inputs.
+            resident bytes and graph inputs that are not on the host.
         times: [steps + 1] end of the compute stream after each step, in the graph's time unit; the first entry is 0.
         idle_time: the part of `time` in which the compute stream waited for the link.
         runs: number of runs of each op.
@@ -101,10 +101,11 @@ class _Device:
     graph: Graph
     link: Link | None
     fixed_bytes: int
-    live: set[str]  # tensors in device memory: graph inputs, which stay, and outputs of ops
-    live_bytes: int = 0  # bytes of the outputs of ops in memory
+    live: set[str]  # tensors in device memory: graph inputs, which stay, residents, and outputs of ops
+    live_bytes: int = 0  # bytes of the residents and of the outputs of ops in memory
     runs: dict[str, int] = field(default_factory=dict)
-    on_host: set[str] = field(default_factory=set)
+    on_host: set[str] = field(default_factory=set)  # tensors with a host copy that holds their value
+    written_by: dict[str, str] = field(default_factory=dict)  # the update of each resident that has been written
     offloading: set[str] = field(default_factory=set)  # tensors whose offload has not been waited for
     prefetching: set[str] = field(default_factory=set)  # tensors whose prefetch has not been waited for
     transfer_end: dict[str, int] = field(default_factory=dict)  # end of each tensor's last transfer
@@ -141,7 +142,7 @@ def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> T
         InvalidSchedule: a step breaks a rule, and the error names the first such step; or, at the end, an op never ran
             or an output is not in memory.
     """
-    device = _Device(graph=graph, link=link, fixed_bytes=graph.fixed_bytes, live=set(graph.inputs))
+    device = _device_at_start(graph, schedule, link)
     memory, times = [device.memory()], [device.now]
     for index, step in enumerate(schedule.steps):
         device.step = index
@@ -154,6 +155,7 @@ def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> T
             ) from None
         times.append(device.now)
     _check_end(device)
+    _check_residents_at_end(device, schedule)
     return Trace(
         memory_bytes=tuple(memory),
         times=tuple(times),
@@ -162,6 +164,21 @@ def simulate(graph: Graph, schedule: Schedule, *, link: Link | None = None) -> T
         transfers=tuple(device.transfers),
         link=link,
     )
+
+
+def _device_at_start(graph: Graph, schedule: Schedule, link: Link | None) -> _Device:
+    """Return a device that holds the graph inputs, except residents on the host."""
+    for name in schedule.on_host:
+        if name not in graph.residents:
+            raise InvalidSchedule(
+                f"at the start: tensor {name!r} is on the host, but is no resident of the graph",
+                hint="only parameters and optimizer state may start there; is this schedule for another graph?",
+            )
+    on_host = set(schedule.on_host)
+    fixed_bytes = graph.fixed_bytes - sum(graph.tensors[name].bytes for name in graph.residents)
+    live_bytes = sum(graph.tensors[name].bytes for name in graph.residents if name not in on_host)
+    live = set(graph.inputs) - on_host
+    return _Device(graph, link, fixed_bytes, live, live_bytes, on_host=on_host)
 
 
 class _Broken(Exception):
@@ -206,14 +223,18 @@ def _is_graph_input(device: _Device, name: str) -> bool:
     return name not in device.graph.producer
 
 
+def _is_resident(device: _Device, name: str) -> bool:
+    return device.graph.tensors[name].resident is not None
+
+
 def _check_in_memory(device: _Device, names: tuple[str, ...]) -> None:
     if device.live.issuperset(names) and device.prefetching.isdisjoint(names):
         return
     for name in names:
         if name not in device.live:
-            raise _Broken(
-                f"tensor {name!r} is not in memory", f"run {device.graph.producer[name].name!r} or prefetch it first"
-            )
+            producer = device.graph.producer.get(name)
+            remedy = "prefetch it first" if producer is None else f"run {producer.name!r} or prefetch it first"
+            raise _Broken(f"tensor {name!r} is not in memory", remedy)
         if name in device.prefetching:
             raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
 
@@ -226,11 +247,22 @@ def _check_can_run(device: _Device, op: Op) -> None:
                 raise _Broken(f"its output {name!r} is being transferred", "wait for the transfer first")
     if not op.recomputable and op.name in device.runs:
         raise _Broken("the op must run exactly once (recomputable: false) and has run before")
+    for name in op.inputs if device.written_by else ():
+        if name in device.written_by:
+            raise _Broken(
+                f"{device.written_by[name]!r} has written {name!r}, so its old value is gone", "run that update later"
+            )
+    for name in op.writes:
+        if name in device.offloading:
+            raise _Broken(f"it would write {name!r}, whose offload has not been waited for", "wait for it first")
 
 
 def _run(device: _Device, op: Op) -> None:
     device.runs[op.name] = device.runs.get(op.name, 0) + 1
     device.now += op.time
+    for name in op.writes:
+        device.written_by[name] = op.name
+        device.on_host.discard(name)
 
 
 def _compute(device: _Device, op: Op) -> int:
@@ -265,7 +297,7 @@ def _compute_inplace(device: _Device, op: Op) -> int:
 
 def _free(device: _Device, name: str) -> None:
     _check_tensor(device, name)
-    if _is_graph_input(device, name):
+    if _is_graph_input(device, name) and not _is_resident(device, name):
         raise _Broken(f"tensor {name!r} is a graph input, which stays from start to end")
     if device.graph.tensors[name].held:
         raise _Broken(f"tensor {name!r} is held from outside of the graph, and stays once it is made")
@@ -275,6 +307,8 @@ def _free(device: _Device, name: str) -> None:
         raise _Broken(f"the offload of tensor {name!r} has not been waited for", "wait for it first")
     if name in device.prefetching:
         raise _Broken(f"the prefetch of tensor {name!r} has not been waited for", "wait for it first")
+    if _is_resident(device, name) and name not in device.on_host:
+        raise _Broken(f"resident {name!r} has no current host copy, and would be lost", "offload it first")
     device.remove(name)
 
 
@@ -342,3 +376,19 @@ def _check_end(device: _Device) -> None:
             raise InvalidSchedule(
                 f"at the end: output {name!r} is needed there, but {broken.rule}", hint=broken.remedy
             ) from None
+
+
+def _check_residents_at_end(device: _Device, schedule: Schedule) -> None:
+    """Check that each resident is where it started."""
+    for name in device.graph.residents:
+        is_there = name in device.live and name not in device.prefetching
+        if name in schedule.on_host and name in device.live:
+            raise InvalidSchedule(
+                f"at the end: resident {name!r} started on the host, and is in device memory",
+                hint="offload it if it was written, and free the device copy; or take it from on_host",
+            )
+        if name not in schedule.on_host and not is_there:
+            raise InvalidSchedule(
+                f"at the end: resident {name!r} started in device memory, and is not there",
+                hint="prefetch it and wait for it, or name it in on_host",
+            )

@@ -251,7 +251,9 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     if problem.budget.device_bytes < working_set.bytes:
         culprit = "the outputs" if working_set.op is None else f"op {working_set.op!r}"
         reason = f"{culprit} alone cannot fit: no plan in any order can"
-        proof = PlanResult(Status.INFEASIBLE, scope=Scope.ANY_PLAN, reason=reason)
+        # The working set counts every resident, but plans with transfers may keep some on the host.
+        scope = Scope.ANY_ORDER if problem.graph.residents else Scope.ANY_PLAN
+        proof = PlanResult(Status.INFEASIBLE, scope=scope, reason=reason)
         return Solution(problem, proof, None, baseline_of(problem.graph), None, working_set)
     judge = _Judge(problem, observe)
     interrupted = False

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from sys import intern
 from typing import Any, TypeVar
 
-from remat_cli.core.graph import TIME_UNITS, Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.graph import TIME_UNITS, Graph, Kind, Op, Phase, Residency, Tensor, build_graph
 from remat_cli.errors import GraphError
-from remat_cli.formats.native_compiled import each_once, encoded, interned, ops_in, tensors_in
+from remat_cli.formats.native_compiled import UNWRITTEN, each_once, encoded, interned, ops_in, tensors_in
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
 
@@ -47,6 +47,7 @@ _GRAPH_FIELDS: Mapping[str, _Field] = {
     "tensors": _Field("list"),
     "ops": _Field("list"),
     "outputs": _Field("names", None),
+    "residents": _Field("texts", None),
 }
 
 # The kind of a field's value in the file, by the annotation in `Tensor` or `Op`.
@@ -66,12 +67,12 @@ def _fields_of(cls: type[Tensor | Op]) -> dict[str, _Field]:
     return {
         item.name: _Field(_KIND_OF[str(item.type).removesuffix(" | None")], default)
         for item, default in defaults.items()
+        if item.name not in UNWRITTEN
     }
 
 
 _TENSOR_FIELDS = _fields_of(Tensor)
 _OP_FIELDS = _fields_of(Op) | {"type": _Field("text", "")}
-del _OP_FIELDS["grad_flops"]  # the file has `grad_time` instead, which follows from it
 # Fields without effect on the hash: the place in the user's code, which a comment must not change, and fields that no
 # op computes.
 _NOT_HASHED = ("module", "source", "held")
@@ -82,6 +83,7 @@ _LOT = 10_000
 _KINDS_OF_GRAPH = {str(kind): kind for kind in Kind}
 _TIME_UNITS = {unit: unit for unit in TIME_UNITS}
 _PHASES = {str(phase): phase for phase in Phase}
+_RESIDENCIES = {str(role): role for role in Residency}
 
 
 def _is_size(value: Any) -> bool:
@@ -95,6 +97,10 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "list": (lambda value: isinstance(value, list), "a list"),
     "names": (lambda value: isinstance(value, list) and set(map(type, value)) <= {str}, "a list of names"),
     "sizes": (lambda value: isinstance(value, list) and all(map(_is_size, value)), "a list of whole numbers"),
+    "texts": (
+        lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+        "an object of names",
+    ),
 }
 
 
@@ -136,6 +142,8 @@ def from_document(document: Mapping[str, Any], where: str) -> Reading:
     time_unit = _choice(top["time_unit"], _TIME_UNITS, f"{where}: time_unit")
     tensors = _built(top["tensors"], tensors_in, lambda item, place: _tensor(item, place, where, unknown))
     ops = _built(top["ops"], ops_in, lambda item, place: _op(item, place, where, unknown))
+    if top["residents"]:
+        tensors = _with_residents(tensors, top["residents"], f"{where}: residents")
     try:
         graph = build_graph(
             name=top["name"],
@@ -168,6 +176,14 @@ def _built(
         del items[-_LOT:]
         built += at_once(lot) or [one(item, place) for place, item in enumerate(lot, len(built))]
     return built
+
+
+def _with_residents(tensors: Sequence[Tensor], roles: Mapping[str, str], where: str) -> list[Tensor]:
+    """Return the tensors with their role where they are residents."""
+    known = {name: _choice(role, _RESIDENCIES, f"{where}.{name}") for name, role in roles.items()}
+    for name in known.keys() - {tensor.name for tensor in tensors}:
+        raise GraphError(f"{where}: {name!r} is not in the graph", hint="list it among the tensors, or leave it out")
+    return [replace(each, resident=known[each.name]) if each.name in known else each for each in tensors]
 
 
 def _unknown_notes(unknown: Mapping[str, str]) -> tuple[str, ...]:
@@ -220,7 +236,7 @@ def _tensor(item: Any, number: int, where: str, unknown: dict[str, str]) -> Tens
 def _op(item: Any, number: int, where: str, unknown: dict[str, str]) -> Op:
     values = _fields(item, _OP_FIELDS, f"{where}: ops[{number}]", unknown)
     values["inputs"], values["outputs"] = each_once(values["inputs"]), interned(values["outputs"])
-    for name in ("saves", "grad_inputs"):
+    for name in ("saves", "grad_inputs", "writes"):
         if values[name] is not None:
             values[name] = each_once(values[name])
     values["phase"] = _choice(values["phase"], _PHASES, f"{where}: ops[{number}].phase")
@@ -268,6 +284,8 @@ def _parts(graph: Graph, left_out: Collection[str] = ()) -> Iterator[bytes]:
         "ops": _lots(graph.ops, left_out),
         "outputs": graph.outputs,
     }
+    if graph.residents:
+        document["residents"] = {name: str(graph.tensors[name].resident) for name in graph.residents}
     for name in ("name", "time_unit", "resident_bytes"):
         if getattr(graph, name) != _GRAPH_FIELDS[name].default:
             document[name] = getattr(graph, name)

@@ -15,16 +15,17 @@ from typing import Any
 from pydantic_core import SchemaSerializer, SchemaValidator, ValidationError
 from pydantic_core import core_schema as of
 
-from remat_cli.core.graph import Op, Phase, Tensor
+from remat_cli.core.graph import Op, Phase, Residency, Tensor
 
-# Not in the file, which has `grad_time` instead.
-_UNWRITTEN = ("grad_flops",)
+# Not in the file's tensors and ops: it has `grad_time` instead, and `residents` beside them.
+UNWRITTEN = ("grad_flops", "resident")
 _SIZE, _TEXT = of.int_schema(ge=0, strict=True), of.str_schema(strict=True)
 _NAMES = of.tuple_schema([_TEXT], variadic_item_index=0)
 # The schema of a field in the file, by the annotation in `Tensor` or `Op`.
 _SCHEMA_OF: Mapping[str, of.CoreSchema] = {
     "str": _TEXT,
     "Phase": of.enum_schema(Phase, list(Phase)),
+    "Residency": of.enum_schema(Residency, list(Residency)),
     "int": _SIZE,
     "bool": of.bool_schema(strict=True),
     "tuple[str, ...]": _NAMES,
@@ -52,6 +53,7 @@ _TAKEN_OVER: Mapping[str, Callable[[Any], Any]] = {
     "outputs": interned,
     "saves": each_once,
     "grad_inputs": each_once,
+    "writes": each_once,
 }
 
 
@@ -116,8 +118,8 @@ def _object(cls: type[Tensor | Op], left_out: Collection[str] = ()) -> of.CoreSc
             of.dataclass_field(
                 item.name,
                 schema,
-                init=item.name not in _UNWRITTEN,
-                serialization_exclude=item.name in _UNWRITTEN or item.name in left_out,
+                init=item.name not in UNWRITTEN,
+                serialization_exclude=item.name in UNWRITTEN or item.name in left_out,
             )
         )
     names = [field["name"] for field in described]

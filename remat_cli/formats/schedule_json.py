@@ -70,6 +70,8 @@ def schedule_bytes(
     document = _document(solution, graph, asked)
     if solution.result.schedule is not None:
         document["steps"] = solution.result.schedule.steps
+        if solution.result.schedule.on_host:
+            document["on_host"] = sorted(solution.result.schedule.on_host)
     if solution.arena is not None:
         document["arena"] = arena_fields(solution.arena)
     return _file_bytes(document)
@@ -308,7 +310,9 @@ def _schedule_in(document: Mapping[str, Any], path: Path) -> ScheduleFile:
         raise ScheduleFileError(f"{path}: steps is not a list", hint='write steps as ["compute", "conv1"]')
     figures = {place: _said(document, place, kind, path) for place, kind in FIGURES.items()}
     return ScheduleFile(
-        schedule=Schedule(tuple(step_in(item, f"{path}: steps[{i}]") for i, item in enumerate(steps))),
+        schedule=Schedule(
+            tuple(step_in(item, f"{path}: steps[{i}]") for i, item in enumerate(steps)), _on_host(document, path)
+        ),
         sha256=_said(document, "graph.sha256", str, path),
         structure=_said(document, "graph.structure", dict, path),
         mode=_said(document, "graph.mode", str, path),
@@ -362,6 +366,15 @@ def _arena(document: Mapping[str, Any], path: Path) -> Arena | None:
         tuple(_address(item, f"{path}: arena.offsets[{i}]") for i, item in enumerate(offsets)),
         tuple(_bank(item, f"{path}: arena.banks[{i}]") for i, item in enumerate(banks)),
     )
+
+
+def _on_host(document: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    names = _said(document, "on_host", list, path) or []
+    if not all(isinstance(name, str) for name in names):
+        raise ScheduleFileError(
+            f"{path}: on_host: {_short(names)} is no list of names", hint="name residents of the graph, or leave it out"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _allocator(document: Mapping[str, Any], path: Path) -> CudaAllocator | None:

@@ -104,8 +104,9 @@ class Run:
     def stays_of(self, names: Collection[str]) -> dict[str, tuple[Lifetime, ...]]:
         """Return the stays of these tensors in memory; graph inputs have none."""
         steps = self.schedule.steps
+        names = self.graph.producer.keys() & names
         # Most steps do not concern any of a few tensors, which this shows at once.
-        makers = {self.graph.producer[name].name for name in names if name in self.graph.producer}
+        makers = {self.graph.producer[name].name for name in names}
         makers.update(op.name for op in self.graph.ops if op.inplace in names)
         stays: dict[str, list[Lifetime]] = {}
         since: dict[str, int] = {}

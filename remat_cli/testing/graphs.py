@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.graph import Graph, Kind, Op, Phase, Tensor, build_graph
+from remat_cli.core.graph import Graph, Kind, Op, Phase, Residency, Tensor, build_graph
 from remat_cli.core.problem import Budget, Problem
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
@@ -31,6 +31,7 @@ def graph_of(
     kind: Kind = Kind.INFERENCE,
     resident_bytes: int = 0,
     held: Collection[str] = (),
+    residents: Mapping[str, Residency] | None = None,
 ) -> Graph:
     """Return the graph of `ops`; a tensor has 1 byte unless `sizes` says otherwise, a view (name to base) has none."""
     sizes, views = sizes or {}, views or {}
@@ -41,7 +42,13 @@ def graph_of(
         time_unit="unit",
         resident_bytes=resident_bytes,
         tensors=[
-            Tensor(name, 0 if name in views else sizes.get(name, 1), view_of=views.get(name), held=name in held)
+            Tensor(
+                name,
+                0 if name in views else sizes.get(name, 1),
+                view_of=views.get(name),
+                held=name in held,
+                resident=(residents or {}).get(name),
+            )
             for name in names
         ],
         ops=ops,

@@ -161,7 +161,9 @@ def _memory(name: str, run: Run) -> Iterator[Event]:
         if memory != held:
             yield _counter(name, _micros(run, starts[max(index - 1, 0)]), memory)
             held = memory
-    left = run.graph.fixed_bytes + sum(run.graph.tensors[tensor].bytes for tensor in run.live_at(len(steps) - 1))
+    sizes = run.graph.tensors
+    left = run.graph.fixed_bytes + sum(sizes[tensor].bytes for tensor in run.live_at(len(steps) - 1))
+    left -= sum(sizes[tensor].bytes for tensor in run.schedule.on_host)
     yield _counter(name, _micros(run, starts[-1]), left)
 
 

@@ -2,13 +2,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_cli.core import graph as graph_module
-from remat_cli.core.graph import Draft, Graph, Kind, Op, Tensor, build_graph, describe_cycle, find_cycle
+from remat_cli.core.graph import (
+    Draft,
+    Graph,
+    Kind,
+    Op,
+    Phase,
+    Residency,
+    Tensor,
+    build_graph,
+    describe_cycle,
+    find_cycle,
+)
 from remat_cli.errors import GraphError
 from tests.graphs import chain, diamond, graph_of, in_place, op, with_view
 
@@ -363,3 +375,50 @@ def test_arrays_mark_graph_inputs_and_ops_that_work_in_place() -> None:
 def test_a_graph_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         in_place().name = "other"  # type: ignore[misc]
+
+
+# Residents
+
+
+_UPDATE: dict[str, Any] = {"phase": Phase.UPDATE, "recomputable": False, "writes": ("w",)}
+
+
+def _stepping(*more: Op, residents: str = "w", kind: Kind = Kind.TRAINING, **changes: Any) -> Graph:
+    update = op("update", "w g", "done", **(_UPDATE | changes))
+    roles = dict.fromkeys(residents, Residency.PARAMETER)
+    return graph_of(op("use", "w", "g"), update, *more, kind=kind, residents=roles)
+
+
+def test_residents_are_graph_inputs_and_count() -> None:
+    graph = _stepping()
+    assert (graph.residents, graph.inputs, graph.fixed_bytes) == (("w",), ("w",), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"residents": "wg"}, "resident 'g' is a view, or an op produces it"),
+        ({"residents": "x"}, "op 'update' writes 'w', which is no resident among its inputs"),
+        ({"writes": ("g",)}, "op 'update' writes 'g', which is no resident among its inputs"),
+        (
+            {"phase": Phase.BACKWARD},
+            "op 'update' writes residents, but is no update that runs once in a training graph",
+        ),
+        ({"recomputable": True}, "op 'update' writes residents, but is no update that runs once in a training graph"),
+        ({"kind": Kind.INFERENCE}, "op 'update' writes residents, but is no update that runs once in a training graph"),
+    ],
+)
+def test_residents_own_their_storage_and_only_updates_write_them(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        _stepping(**changes)
+    assert caught.value.message == message
+
+
+def test_nothing_reads_a_resident_after_its_update() -> None:
+    with pytest.raises(GraphError, match="op 'late' reads 'w' after 'update' has written it"):
+        _stepping(op("late", "w", "y"))
+
+
+def test_resident_is_no_view() -> None:
+    with pytest.raises(GraphError, match="resident 'v' is a view"):
+        build([Tensor("x", 1), Tensor("v", 0, view_of="x", resident=Residency.STATE)], [op("a", "v", "")])

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from remat_cli.core.graph import Graph
+from remat_cli.core.graph import Graph, Kind, Phase, Residency
 from remat_cli.core.link import Direction, Duplex, Link
 from remat_cli.core.schedule import STEP_NAMES, Schedule, Step
 from remat_cli.core.simulate import Trace, Transfer, simulate
@@ -16,9 +16,16 @@ TO_HOST, TO_DEVICE = Direction
 STEPS: Mapping[str, Callable[[str], Step]] = {name: step for step, name in STEP_NAMES.items()}
 
 
-def run(graph: Graph, steps: str, *, link: float | None = None, duplex: Duplex = Duplex.HALF) -> Trace:
+def run(
+    graph: Graph,
+    steps: str,
+    *,
+    link: float | None = None,
+    duplex: Duplex = Duplex.HALF,
+    on_host: tuple[str, ...] = (),
+) -> Trace:
     """Replay steps as people write them: "a, b, free x, inplace c"; a lone name is a compute."""
-    schedule = Schedule(tuple(map(_step, steps.split(", "))))
+    schedule = Schedule(tuple(map(_step, steps.split(", "))), on_host)
     return simulate(graph, schedule, link=None if link is None else Link(Fraction(link), duplex))
 
 
@@ -434,3 +441,97 @@ def test_output_whose_prefetch_was_not_waited_for() -> None:
 def test_an_op_that_runs_three_times_is_one_recomputed_op() -> None:
     trace = run(chain(1, 1, 1), "f1, f1, f1, f2, f2, f3")
     assert (trace.recomputed_ops, trace.recomputations) == (2, 3)
+
+
+# Residents
+
+
+def updating() -> Graph:
+    """`use` reads the parameter `w` of 4 bytes, `update` writes it and its state `s` of 8 bytes."""
+    return graph_of(
+        op("use", "w", "g", time=3),
+        op("update", "w g s", "done", time=2, phase=Phase.UPDATE, recomputable=False, writes=("w", "s")),
+        sizes={"w": 4, "s": 8, "g": 4, "done": 0},
+        residents={"w": Residency.PARAMETER, "s": Residency.STATE},
+        kind=Kind.TRAINING,
+    )
+
+
+def test_residents_that_no_step_moves_stay_from_start_to_end() -> None:
+    trace = run(updating(), "use, update, free g")
+    assert (trace.memory_bytes, trace.time) == ((12, 16, 16, 12), 5)
+
+
+def test_resident_on_the_host_is_fetched_and_sent_back() -> None:
+    trace = run(
+        updating(), "use, prefetch s, wait s, update, free g, offload s, wait s, free s", link=4, on_host=("s",)
+    )
+    assert trace.memory_bytes == (4, 8, 16, 16, 16, 12, 12, 12, 4)
+    assert (trace.time, trace.idle_time) == (3 + 2 + 2 + 2, 4)
+    assert [(each.tensor, each.start, each.end) for each in trace.transfers] == [("s", 3, 5), ("s", 7, 9)]
+
+
+def test_resident_that_nothing_writes_needs_no_second_copy() -> None:
+    graph = graph_of(op("a", "w", "x"), op("b", "x w", "y"), residents={"w": Residency.PARAMETER})
+    trace = run(graph, "prefetch w, wait w, a, free w, prefetch w, wait w, b, free x, free w", link=1, on_host=("w",))
+    assert [each.direction for each in trace.transfers] == [TO_DEVICE, TO_DEVICE]
+
+
+def test_resident_in_memory_may_leave_meanwhile() -> None:
+    trace = run(updating(), "offload s, wait s, free s, use, prefetch s, wait s, update, free g", link=8)
+    assert (trace.memory_bytes[-1], trace.peak_bytes) == (12, 16)
+
+
+@pytest.mark.parametrize(
+    ("steps", "on_host", "message"),
+    [
+        ("use, update", "s", "step 1 (compute 'update'): tensor 's' is not in memory"),
+        ("use, free s", "", "step 1 (free 's'): resident 's' has no current host copy, and would be lost"),
+        (
+            "use, prefetch s, wait s, update, free s",
+            "s",
+            "step 4 (free 's'): resident 's' has no current host copy, and would be lost",
+        ),
+        (
+            "use, offload s, update",
+            "",
+            "step 2 (compute 'update'): it would write 's', whose offload has not been waited for",
+        ),
+        ("use, update, use", "", "step 2 (compute 'use'): 'update' has written 'w', so its old value is gone"),
+        (
+            "use, update, free g, offload s, free s",
+            "",
+            "step 4 (free 's'): the offload of tensor 's' has not been waited for",
+        ),
+        (
+            "use, update, free g, offload s, wait s, free s",
+            "",
+            "at the end: resident 's' started in device memory, and is not there",
+        ),
+        (
+            "use, update, free g, offload s, wait s, free s, prefetch s",
+            "",
+            "at the end: resident 's' started in device memory, and is not there",
+        ),
+        (
+            "use, prefetch s, wait s, update, free g",
+            "s",
+            "at the end: resident 's' started on the host, and is in device memory",
+        ),
+        ("use, update", "g", "at the start: tensor 'g' is on the host, but is no resident of the graph"),
+        ("use, update", "q", "at the start: tensor 'q' is on the host, but is no resident of the graph"),
+    ],
+)
+def test_resident_that_would_be_lost_or_stale_is_refused(steps: str, on_host: str, message: str) -> None:
+    with pytest.raises(InvalidSchedule) as caught:
+        run(updating(), steps, link=8, on_host=tuple(on_host))
+    assert caught.value.message == message
+
+
+def test_resident_is_never_taken_over_in_place() -> None:
+    graph = graph_of(op("a", "w", "x", inplace="w"), residents={"w": Residency.PARAMETER})
+    assert refusal(graph, "inplace a").message.endswith("take over graph input 'w', which stays from start to end")
+
+
+def test_graph_input_that_is_no_resident_cannot_be_freed() -> None:
+    assert "is a graph input" in refusal(graph_of(op("a", "w", "x")), "a, offload w, wait w, free w", link=1).message

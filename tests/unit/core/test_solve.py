@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from remat_cli.core.graph import Kind, Phase
+from remat_cli.core.graph import Kind, Phase, Residency
 from remat_cli.core.link import Link
 from remat_cli.core.problem import Basis, Bound, Budget, Observer, Plan, PlanResult, Problem, Scope, Status
 from remat_cli.core.schedule import Compute, Offload, Schedule, Wait, plain_run, with_frees
@@ -137,6 +137,12 @@ def test_what_a_proof_leaves_out_where_tensors_could_move(result: PlanResult, bu
 
 def test_plan_that_just_fits_the_budget_is_accepted() -> None:
     assert claim(PlanResult(Status.FEASIBLE, schedule=RECOMPUTING), 4).trace is not None
+
+
+def test_budget_below_a_working_set_with_residents_proves_nothing_of_plans_that_move_them() -> None:
+    graph = graph_of(op("a", "w", "x"), op("b", "v", "y"), residents=dict.fromkeys("vw", Residency.PARAMETER))
+    result = solve(Problem(graph, Budget(3)), Stub(lambda *_: pytest.fail("asked"))).result
+    assert (result.status, result.scope) == (Status.INFEASIBLE, Scope.ANY_ORDER)
 
 
 def test_budget_below_the_working_set_is_infeasible_without_asking_the_planner() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.graph import Graph, Kind, Phase, Residency
 from remat_cli.errors import GraphError
 from remat_cli.formats import native, read_graph
 from remat_cli.formats.native import from_document, graph_bytes, graph_sha256
@@ -343,3 +343,66 @@ def test_a_fault_is_found_in_an_object_of_a_form_that_held_before(field: str, va
     document = {"format": "remat.graph/1", "kind": "inference", "tensors": tensors, "ops": ops}
     with pytest.raises(GraphError, match=re.escape(place)):
         from_document(document, "g.json")
+
+
+def updating() -> dict[str, Any]:
+    """Return a training step whose op `update` writes the parameter `w` and its state `s`."""
+    return {
+        "format": "remat.graph/1",
+        "kind": "training",
+        "tensors": [{"name": name, "bytes": 4} for name in "wgs"] + [{"name": "done", "bytes": 0}],
+        "residents": {"w": "parameter", "s": "state"},
+        "ops": [
+            {"name": "use", "inputs": ["w"], "outputs": ["g"], "time": 1},
+            {
+                "name": "update",
+                "inputs": ["w", "g", "s"],
+                "outputs": ["done"],
+                "time": 2,
+                "phase": "update",
+                "recomputable": False,
+                "writes": ["w", "s", "w"],
+            },
+        ],
+    }
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_residents_and_updates_are_read_and_written(at_once: bool) -> None:
+    changes: dict[str, Any] = {} if at_once else {"unusual": 1}
+    given = updating()
+    given["ops"][0] |= changes
+    given["tensors"][0] |= changes
+    graph = from_document(given, "g.json").graph
+    assert {name: graph.tensors[name].resident for name in graph.residents} == {
+        "w": Residency.PARAMETER,
+        "s": Residency.STATE,
+    }
+    assert (graph.op["update"].writes, graph.op["update"].phase) == (("w", "s"), Phase.UPDATE)
+    content = graph_bytes(graph)
+    assert json.loads(content)["residents"] == {"s": "state", "w": "parameter"}
+    assert graph_bytes(from_document(json.loads(content), "g.json").graph) == content
+
+
+@pytest.mark.parametrize(
+    ("residents", "message"),
+    [
+        (["w"], 'g.json.residents: ["w"] is not an object of names'),
+        ({"w": 3}, 'g.json.residents: {"w": 3} is not an object of names'),
+        ({"w": "weight"}, "g.json: residents.w: 'weight' is not known"),
+        ({"q": "state"}, "g.json: residents: 'q' is not in the graph"),
+        ({"w": "parameter", "g": "state"}, "g.json: resident 'g' is a view, or an op produces it"),
+    ],
+)
+def test_residents_that_cannot_be_are_refused(residents: object, message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        from_document(updating() | {"residents": residents}, "g.json")
+    assert caught.value.message == message
+
+
+def test_role_of_a_tensor_is_part_of_the_hash() -> None:
+    one, other = (
+        from_document(updating() | {"residents": {"w": role, "s": "state"}}, "g.json").graph
+        for role in ("parameter", "state")
+    )
+    assert graph_sha256(one) != graph_sha256(other)
