@@ -19,6 +19,7 @@ from remat_cli.core.operators import Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph
+from remat_cli.formats.files_read import files_read
 from remat_cli.formats.model_config import names_step
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
 from remat_cli.formats.source import Source
@@ -123,6 +124,11 @@ class Prepared:
     trains_by_default: bool = False
     options: GraphOptions = field(default_factory=GraphOptions)
     origin: GraphOrigin | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files from which the graph was read, with those that the options name."""
+        return self.options.files if self.origin is None else (*files_read(self.origin.path), *self.options.files)
 
     @property
     def undivided(self) -> Graph:

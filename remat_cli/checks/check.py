@@ -11,6 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from math import ceil
+from pathlib import Path
 from time import monotonic
 
 from remat_cli.checks.advice import (
@@ -34,6 +35,7 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, activations_of, baseline_of, bytes_of_budget
 from remat_cli.errors import ExitCode, GraphError, RematError, UsageError
 from remat_cli.formats.functions import names_function
+from remat_cli.formats.user_files import files_of_user, note_files
 from remat_cli.machine.cores import process_pool
 from remat_cli.machine.system_limits import refusal_of
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
@@ -176,34 +178,43 @@ def check_models(
         if pool is None:
             yield from (check_model(model, baseline, observe, accept=accept) for model in models)
             return
-        check = partial(check_model, baseline=baseline, accept=accept)
+        check = partial(_and_files_read, partial(check_model, baseline=baseline, accept=accept))
         futures = [_submitted(pool, check, model) for model in models]
         for done, (model, future) in enumerate(zip(models, futures, strict=True)):
             observe.phase(f"{done} of {len(models)} models checked")
             yield _result_of(future, model, baseline)
 
 
+def _and_files_read(check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck) -> tuple[CheckOutcome, list[Path]]:
+    """Check a model in a process of its own; return the outcome, and the files that the model's code has read."""
+    return check(model), files_of_user()
+
+
 def _submitted(
-    pool: ProcessPoolExecutor, check: Callable[[ModelCheck], CheckOutcome], model: ModelCheck
-) -> Future[CheckOutcome]:
+    pool: ProcessPoolExecutor, check: Callable[[ModelCheck], tuple[CheckOutcome, list[Path]]], model: ModelCheck
+) -> Future[tuple[CheckOutcome, list[Path]]]:
     """Submit a model to a pool; a killed pool gives a result, too."""
     try:
         return pool.submit(check, model)
     except BrokenProcessPool as error:
-        future = Future[CheckOutcome]()
+        future = Future[tuple[CheckOutcome, list[Path]]]()
         future.set_exception(error)
         return future
 
 
-def _result_of(future: Future[CheckOutcome], model: ModelCheck, baseline: Mapping[str, Figures]) -> CheckOutcome:
+def _result_of(
+    future: Future[tuple[CheckOutcome, list[Path]]], model: ModelCheck, baseline: Mapping[str, Figures]
+) -> CheckOutcome:
     try:
-        return future.result()
+        outcome, files = future.result()
     except BrokenProcessPool:
         reason = "a process of this check was killed, as happens when the machine runs out of memory"
         failure = Failure(
             "error", reason, (as_text(("check fewer models at a time: ", Setting("jobs", 1)), on_command_line),)
         )
         return CheckOutcome(model, None, baseline.get(model.name), (failure,), ExitCode.NO_PLAN)
+    note_files(files)
+    return outcome
 
 
 def _in_yaml(error: RematError) -> tuple[str, ...]:

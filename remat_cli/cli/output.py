@@ -21,7 +21,7 @@ from remat_cli.cli.streams import reader_may_leave, stdout_is_closed, stdout_kep
 from remat_cli.core.problem import Observer
 from remat_cli.errors import UsageError
 from remat_cli.formats.files_read import files_read
-from remat_cli.formats.user_files import files_of_user, is_schedule
+from remat_cli.formats.user_files import check_user_files
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.machine.interruption import heed_a_request_that_waits
 from remat_cli.machine.system_limits import can_start_threads
@@ -103,9 +103,7 @@ class Output:
         Raises:
             UsageError: a file would be lost.
         """
-        if read := files_of_user():
-            others = {option: path for option, path in self._files.items() if not is_schedule(path)}
-            check_writes(others, read, force=may_replace())
+        check_user_files(self._files, force=may_replace())
 
     def first(self, renderable: Callable[[], RenderableType]) -> None:
         """Show the first part of a report, while the rest is still to come; JSON is printed whole, at the end."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from remat_cli.formats.writing import check_writes
 
 _SCHEDULE = b'"format": "remat.schedule/'
 
@@ -32,6 +34,7 @@ def noting_files() -> Iterator[None]:
         modules = (sys.modules.get(name) for name in set(sys.modules) - known)
         # A module whose bytecode is cached is imported without opening its source.
         _noted.update(os.path.abspath(file) for module in modules if (file := getattr(module, "__file__", None)))
+        _noted.update(_mapped_files())
 
 
 def files_of_user() -> list[Path]:
@@ -39,8 +42,37 @@ def files_of_user() -> list[Path]:
     return list(map(Path, sorted(_noted)))
 
 
-def is_schedule(path: Path) -> bool:
-    """Tell whether a file is a plan, which code reads to run it, and which the next plan replaces."""
+def note_files(files: Iterable[Path]) -> None:
+    """Note files that the user's code has read in another process."""
+    _noted.update(map(os.fspath, files))
+
+
+def check_user_files(writes: Mapping[str, Path], *, force: bool = False) -> None:
+    """Check that no file to write is one that the user's code has read.
+
+    A plan may be replaced: code reads it to run it.
+
+    Args:
+        writes: the files to write, by option.
+        force: whether write-protected files may be replaced.
+
+    Raises:
+        UsageError: a file would be lost.
+    """
+    if read := files_of_user():
+        others = {option: path for option, path in writes.items() if not _is_schedule(path)}
+        check_writes(others, read, force=force)
+
+
+def _mapped_files() -> set[str]:
+    """Return the files mapped into this process's memory; native code opens weights without Python's notice."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text(errors="surrogateescape").splitlines() if maps.exists() else []
+    columns = (line.split(maxsplit=5) for line in lines)
+    return {column[5] for column in columns if len(column) == 6 and column[5].startswith("/")}
+
+
+def _is_schedule(path: Path) -> bool:
     return os.path.isfile(path) and _SCHEDULE in path.read_bytes()
 
 

@@ -16,7 +16,8 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, baseline_of, compared_with, solve
 from remat_cli.errors import UsageError
 from remat_cli.formats.schedule_json import schedule_bytes
-from remat_cli.formats.writing import write_file
+from remat_cli.formats.user_files import check_user_files
+from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import within_overhead
 from remat_cli.planning.refusal import with_closest
@@ -100,10 +101,13 @@ class Planning:
         """Write the schedule file, whole or not at all.
 
         Raises:
-            UsageError: there is no plan, or the file cannot be written.
+            UsageError: there is no plan, or the file cannot be written, or is one from which the graph was read.
         """
         if self.schedule is None:
             raise UsageError(f"there is no plan to save: {self.solution.result.reason or self.status}")
+        writes = {"save(...)": Path(path)}
+        check_writes(writes, self.prepared.files)
+        check_user_files(writes)
         write_file(Path(path), self.schedule_file)
 
     def summary(self) -> Summary:

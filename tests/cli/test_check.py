@@ -64,6 +64,20 @@ def test_with_code_the_same_file_is_imported(remat: Remat, folder: Path) -> None
     assert ran.exists()
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_no_data_that_a_models_code_reads_is_overwritten(jobs: str, remat: Remat) -> None:
+    """With several jobs, the code runs in other processes."""
+    pytest.importorskip("torch")
+    Path("data.txt").write_text("16")
+    read = "from pathlib import Path\nPath('data.txt').read_text()\n"
+    Path("reader.py").write_text(f"{read}def step(): ...\n")
+    sys.modules.pop("reader", None)
+    project("- {path: 'reader.py:step', budget: 70%}\n", HOLDS)
+    ended = remat("check", "--jobs", jobs, "--format", "json=data.txt")
+    assert (ended.code, "which is read, would be lost" in ended.err) == (2, True), ended.err
+    assert Path("data.txt").read_text() == "16"
+
+
 @pytest.mark.parametrize(
     ("models", "code"),
     [

@@ -9,10 +9,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
+from remat_cli.cli import VERBS
 from tests.cli.calls import Remat
 from tests.places import GRAPHS, ROOT
 from tests.unit.formats.onnx.models import Model, elsewhere, float_input, node
@@ -69,6 +72,16 @@ OVERWRITING = (
     ("weights.bin", "check external.yaml -o OUT"),
     ("weights.bin", "check external.yaml --format junit=OUT"),
     ("times.yaml", "allocate graph.json schedule.json --measurements times.yaml -o OUT"),
+    ("graph.json", "plan graph.json --budget 80% --stages 2 -o OUT"),
+    ("weights.bin", "plan external.onnx --budget 80% --stages 2 -o OUT"),
+    ("schedule.json", "report schedule.json external.onnx --as trace -o OUT"),
+    ("values.npy", "plan external.onnx --value x=values.npy --budget 80% -o OUT"),
+    ("values.npy", "compare graph.json external.onnx --value x=values.npy --csv OUT"),
+    ("values.npy", "batch external.onnx --value x=values.npy --budget 80% -o OUT"),
+    ("weights.bin", "check baseline.yaml --update-baseline"),
+    ("config.json", "plan . --budget 80% -o OUT"),
+    ("train.py", "plan train.py:step --budget 80% --as policy -o OUT"),
+    ("train.py", "check steps.yaml -o OUT"),
     ("train.py", "plan train.py:step --budget 80% -o OUT"),
     ("train.py", "plan train:step --budget 80% -o OUT"),
 )
@@ -84,6 +97,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model.onnx": (GRAPHS / "unet.onnx").read_bytes(),
         "external.onnx": _with_external_data("weights.bin"),
         "external.yaml": b"models: [{path: external.onnx, budget: 80%}]\n",
+        "baseline.yaml": b"baseline: weights.bin\nmodels: [{path: external.onnx, budget: 80%}]\n",
+        "steps.yaml": b"models: [{path: 'train.py:step', budget: 80%}]\n",
+        "config.json": b'{"model_type": "gpt2"}',
+        "values.npy": b"",
         "weights.bin": bytes(24),
         "train.py": b"def step(): ...\n",
         "times.yaml": b"Relu: 7\n",
@@ -127,8 +144,21 @@ def test_what_is_read_is_not_written_over(read: str, call: str, remat: Remat, fo
     assert contents(folder) == before
 
 
+def test_each_output_of_each_verb_is_held_against_what_is_read() -> None:
+    held = {(call.split()[0], call[: call.find("OUT")].split()[-1].split("=")[0]) for _, call in OVERWRITING}
+    names = {"json", "junit", "markdown"}  # after --format
+    outputs = {
+        (verb, option.opts[0])
+        for verb in VERBS
+        for option in import_module(f"remat_cli.cli.{verb}").command.params
+        if isinstance(option, click.Option) and type(option.type) is click.Path
+    }
+    assert {flag for verb, flag in held if verb == "check"} > names
+    assert outputs - held == {("batch", "--schedules")}  # names in that folder are hashes
+
+
 @pytest.mark.usefixtures("_no_work")
-@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING}))
+@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING if "OUT" in call}))
 def test_what_is_write_protected_is_replaced_by_force_alone(call: str, remat: Remat, folder: Path) -> None:
     old = folder / ("old.png" if "--plot" in call else "old")
     old.write_bytes(b"old")
@@ -255,7 +285,7 @@ def test_a_place_that_takes_no_file_is_found_before_any_work(
 
 
 @pytest.mark.usefixtures("_no_work")
-@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING}))
+@pytest.mark.parametrize("call", sorted({call for _, call in OVERWRITING if "OUT" in call}))
 def test_every_verb_finds_that_before_any_work(call: str, remat: Remat, folder: Path) -> None:
     ended = remat(*call.replace("OUT", "no/out.svg").split())
     assert ended.code == 2

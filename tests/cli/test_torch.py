@@ -356,18 +356,21 @@ def test_wrong_call_is_refused(remat: Remat, small: str, tmp_path: Path, call: t
     assert "hint" in ended.err
 
 
-@pytest.mark.parametrize("lost", ["helper.py", "early.txt", "late.bin", "package/__init__.py"])
+@pytest.mark.parametrize("lost", ["helper.py", "early.txt", "late.bin", "mapped.bin", "package/__init__.py"])
 def test_no_module_and_no_data_of_the_users_code_is_overwritten(remat: Remat, tmp_path: Path, lost: str) -> None:
     files = {
         "helper.py": "WIDTH = 16",
         "package/__init__.py": "",
         "early.txt": "4",
         "late.bin": "256",
+        "mapped.bin": "four" * 16,
         "old.json": '{"format": "remat.schedule/1"}',
         "train.py": "from pathlib import Path\nimport torch, helper\nfrom tests.torch_steps import MLP\n"
         "HERE = Path(__file__).parent\nDEPTH = int((HERE / 'early.txt').read_text())\n"
         "def step():\n    import package\n    (HERE / 'old.json').read_text()\n"
-        "    return MLP(DEPTH), torch.randn(int((HERE / 'late.bin').read_bytes()), helper.WIDTH)\n",
+        "    model = MLP(DEPTH)\n"
+        "    model.weights = torch.from_file(str(HERE / 'mapped.bin'), size=16)\n"
+        "    return model, torch.randn(int((HERE / 'late.bin').read_bytes()), helper.WIDTH)\n",
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from remat_cli.core.link import Duplex
 from remat_cli.core.problem import Status
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import InvalidSchedule, UsageError
-from tests.places import GRAPHS
+from tests.places import GRAPHS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,18 @@ def test_a_graph_is_read_planned_saved_and_verified(graph: remat.Prepared, tmp_p
     planning.save(tmp_path / "schedule.json")
     trace = remat.verify(graph, tmp_path / "schedule.json")
     assert trace.peak_bytes == planning.peak_bytes == remat.replay(graph, planning.schedule).peak_bytes
+
+
+def test_no_file_that_was_read_is_written_over(tmp_path: Path) -> None:
+    model, device = tmp_path / "unet.onnx", tmp_path / "device.yaml"
+    model.write_bytes((GRAPHS / "unet.onnx").read_bytes())
+    device.write_bytes((ROOT / "configs/devices/a100.yaml").read_bytes())
+    (tmp_path / "link").symlink_to(model)
+    planning = remat.plan(remat.read(model, dims={"batch": 1}, device=str(device)), "90%", "dtr")
+    for name in ("unet.onnx", "device.yaml", "link"):
+        with pytest.raises(UsageError, match="which is read, would be lost"):
+            planning.save(tmp_path / name)
+    assert model.read_bytes() == (GRAPHS / "unet.onnx").read_bytes()
 
 
 def test_a_budget_may_be_a_number_of_bytes(graph: remat.Prepared) -> None:
