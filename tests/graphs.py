@@ -11,7 +11,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from remat_cli.core.graph import Graph, Kind, Op
+from remat_cli.core.graph import Graph, Kind, Op, Phase
 from remat_cli.testing import graphs
 from remat_cli.testing.graphs import (
     diamond,
@@ -34,6 +34,7 @@ __all__ = [
     "forward_graphs",
     "graph_of",
     "in_place",
+    "layered_step",
     "multi_output",
     "op",
     "problems",
@@ -72,6 +73,25 @@ def residual_step(blocks: int) -> Graph:
             op(f"r{number}", f"{last} {wide}", new, time=330, saves=(new,), grad_time=330),
         ]
     return training_graph(graph_of(*ops, sizes=sizes, outputs=[new], kind=Kind.FORWARD))
+
+
+def layered_step(layers: int, *, times: tuple[int, int, int] = (1, 1, 1)) -> Graph:
+    """A training step of equal layers: `f2` makes `x2` and `s2`; `b2` makes `g1`; `w2` makes `dw2`, of the weights.
+
+    Args:
+        layers: number of layers.
+        times: of forward op, gradient of the input, and gradient of the weights.
+    """
+    forward, inputs, weights = times
+    ops = [op(f"f{i}", f"x{i - 1}" if i > 1 else "", f"x{i} s{i}", time=forward) for i in range(1, layers + 1)]
+    ops.append(op("loss", f"x{layers}", f"g{layers}", time=0, phase=Phase.BACKWARD))
+    for i in range(layers, 0, -1):
+        grad = {"phase": Phase.BACKWARD, "grad_of": f"f{i}"}
+        ops.append(op(f"b{i}", f"g{i} s{i}", f"g{i - 1}", time=inputs, **grad))
+        ops.append(op(f"w{i}", f"g{i} x{i - 1}" if i > 1 else f"g{i}", f"dw{i}", time=weights, **grad))
+    sizes = {name: 2 if name[0] == "s" else 1 for each in ops for name in each.outputs}
+    outputs = [f"dw{i}" for i in range(1, layers + 1)]
+    return graph_of(*ops, sizes=sizes, outputs=outputs, kind=Kind.TRAINING)
 
 
 def multi_output() -> Graph:

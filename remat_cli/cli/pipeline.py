@@ -38,6 +38,7 @@ class PipelineOptions:
         chunk_order: which rank holds which chunk.
         cuts: where the model is cut, or auto.
         stage_bandwidth: rate between two ranks.
+        split_backward: whether gradients of weights are jobs of their own.
         budget: budget of all ranks, or of each.
     """
 
@@ -47,6 +48,7 @@ class PipelineOptions:
     chunk_order: str | None
     cuts: str | None
     stage_bandwidth: str | None
+    split_backward: bool | None
     budget: str | None
 
     @classmethod
@@ -56,7 +58,7 @@ class PipelineOptions:
         Raises:
             UsageError: one is given without --stages.
         """
-        names = ("stages", "microbatches", "chunks", "chunk_order", "cuts", "stage_bandwidth")
+        names = ("stages", "microbatches", "chunks", "chunk_order", "cuts", "stage_bandwidth", "split_backward")
         values = {name: given.pop(name) for name in names}
         if values["stages"] is None:
             alone = next((name for name, value in values.items() if value is not None), None)
@@ -108,6 +110,12 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--stage-bandwidth", metavar="RATE", help="Between two ranks, such as 50GB/s. [default: no limit]"
             ),
+            click.option(
+                "--split-backward",
+                is_flag=True,
+                default=None,
+                help="Gradients of weights may run later than those of inputs.",
+            ),
         )
     ):
         command = option(command)
@@ -150,6 +158,7 @@ def plan_pipeline_call(
         chunks=1 if options.chunks is None else options.chunks,
         chunk_order=ChunkOrder(options.chunk_order or "interleaved"),
         cuts=cuts,
+        split_backward=bool(options.split_backward),
     )
     with streams.progress() as observe:
         observe.phase("reading the graph")

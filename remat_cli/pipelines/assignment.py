@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from remat_cli.core.graph import Phase
+from remat_cli.pipelines.chunks import JobKind
 from remat_cli.pipelines.curve import ChunkPoint
 from remat_cli.pipelines.jobs import RankJob
 from remat_cli.pipelines.orders import Order
@@ -31,7 +31,11 @@ class Needs:
 
 
 def best_plans(
-    order: Order, curves: Sequence[Sequence[ChunkPoint]], memory: Sequence[int], needs: Needs, seed: int = 0
+    order: Order,
+    curves: Sequence[Sequence[ChunkPoint]],
+    memory: Sequence[int],
+    needs: Needs,
+    below: int | None = None,
 ) -> Chosen | None:
     """Return the point of each chunk and microbatch with which the order ends soonest.
 
@@ -42,45 +46,44 @@ def best_plans(
         curves: [chunks] plans of each chunk, the fastest one first.
         memory: [ranks] bytes beside the fixed ones.
         needs: what each job waits for.
-        seed: seed of the solver.
+        below: only a result that ends sooner is of use.
 
     Returns:
-        The index of a point by chunk and microbatch; None where no choice fits, or the solver's work is spent.
+        The index of a point by chunk and microbatch; None without a choice that fits and ends soon enough, or where the
+        solver's work is spent.
     """
     if any(limit < 0 for limit in memory):
         return None
     fastest = dict.fromkeys(((job.chunk, job.microbatch) for rank in order for job in rank), 0)
-    if _fits(order, curves, memory):
+    if fits(order, curves, memory, fastest):
         return fastest
     model = CpModel()
-    longest = sum(max(point.time(job.phase) for point in curves[job.chunk]) for rank in order for job in rank)
+    longest = sum(max(point.time(job.kind) for point in curves[job.chunk]) for rank in order for job in rank)
     longest += sum(time for waits in needs.of.values() for _, time in waits)
     unit = max(1, ceil(longest / _RESOLUTION))
     takes = {
         (job.chunk, job.microbatch): [model.new_bool_var("") for _ in curves[job.chunk]]
         for rank in order
         for job in rank
-        if job.phase is Phase.FORWARD
+        if job.kind is JobKind.FORWARD
     }
     for choices in takes.values():
         model.add_exactly_one(choices)
-    horizon = longest // unit + sum(map(len, order)) + 1
+    latest = longest if below is None else min(longest, below - 1)
+    horizon = latest // unit + sum(map(len, order)) + 1
     ends = {job: model.new_int_var(0, horizon, "") for rank in order for job in rank}
     makespan = model.new_int_var(0, horizon, "")
-    for rank, jobs in enumerate(order):
-        _add_memory(model, jobs, curves, takes, memory[rank])
-        for position, job in enumerate(jobs):
-            lasts = _chosen(takes, job, [ceil(point.time(job.phase) / unit) for point in curves[job.chunk]])
+    for jobs, limit in zip(order, memory, strict=True):
+        _add_memory(model, jobs, curves, takes, limit)
+        for before, job in zip((None, *jobs), jobs, strict=False):
+            lasts = _chosen(takes, job, [ceil(point.time(job.kind) / unit) for point in curves[job.chunk]])
             waits = [(other, ceil(time / unit)) for other, time in needs.of.get(job, ())]
-            if position:
-                waits.append((jobs[position - 1], 0))
-            for other, time in waits:
+            for other, time in [*waits, *([] if before is None else [(before, 0)])]:
                 model.add(ends[job] >= ends[other] + time + lasts)
-            if not waits:
-                model.add(ends[job] >= lasts)
+            model.add(ends[job] >= lasts)
         model.add(makespan >= ends[jobs[-1]])
     model.minimize(makespan)
-    limits = Limits.of(_SECONDS, _WORK, cores=1, seed=seed)
+    limits = Limits.of(_SECONDS, _WORK, cores=1, seed=0)
     outcome = solve_model(model, limits, rounding=Rounding.RESTRICT)
     if outcome.values is None:
         return None
@@ -103,22 +106,21 @@ def _add_memory(
 ) -> None:
     """Hold a rank's memory at each of its jobs."""
     unit = max(1, ceil(memory_bytes / _RESOLUTION))
-    in_flight: dict[RankJob, None] = {}
+    in_flight: dict[tuple[int, int], RankJob] = {}  # the last pass of each microbatch in flight
     for job in jobs:
-        own = RankJob(job.chunk, job.microbatch, Phase.FORWARD)
-        in_flight.pop(own, None)
-        peak = _chosen(takes, job, [ceil(point.peak_bytes(job.phase) / unit) for point in curves[job.chunk]])
+        in_flight.pop((job.chunk, job.microbatch), None)
+        peak = _chosen(takes, job, [ceil(point.peak_bytes(job.kind) / unit) for point in curves[job.chunk]])
         kept = [
-            _chosen(takes, other, [ceil(point.kept_bytes / unit) for point in curves[other.chunk]])
-            for other in in_flight
+            _chosen(takes, other, [ceil(point.left_bytes(other.kind) / unit) for point in curves[other.chunk]])
+            for other in in_flight.values()
         ]
         model.add(LinearExpr.sum([peak, *kept]) <= memory_bytes // unit)
-        if job.phase is Phase.FORWARD:
-            in_flight[own] = None
+        if not job.kind.is_last:
+            in_flight[job.chunk, job.microbatch] = job
 
 
-def least_makespan(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs) -> int:
-    """Return the makespan of an order if every job had its fastest plan, in the graph's time unit."""
+def makespan_of(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs, chosen: Chosen) -> int:
+    """Return the makespan of an order with these plans, in the graph's time unit."""
     ends: dict[RankJob, int] = {}
     places = [0] * len(order)
     while any(place < len(jobs) for place, jobs in zip(places, order, strict=True)):
@@ -131,22 +133,23 @@ def least_makespan(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: 
                     break
                 start = max([ends[other] + time for other, time in waits], default=0)
                 start = max(start, ends[jobs[places[rank] - 1]] if places[rank] else 0)
-                ends[job] = start + curves[job.chunk][0].time(job.phase)
+                ends[job] = start + curves[job.chunk][chosen[job.chunk, job.microbatch]].time(job.kind)
                 places[rank] += 1
         assert sum(places) > before, "an order whose jobs wait for each other"
     return max(ends.values())
 
 
-def _fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], memory: Sequence[int]) -> bool:
-    """Tell whether the fastest plans fit each rank's memory in this order."""
+def fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], memory: Sequence[int], chosen: Chosen) -> bool:
+    """Tell whether these plans fit each rank's memory in this order."""
     for jobs, limit in zip(order, memory, strict=True):
-        kept = 0
+        kept: dict[tuple[int, int], int] = {}
+        in_flight = 0
         for job in jobs:
-            point = curves[job.chunk][0]
-            if job.phase is Phase.BACKWARD:
-                kept -= point.kept_bytes
-            if kept + point.peak_bytes(job.phase) > limit:
+            key = (job.chunk, job.microbatch)
+            point = curves[job.chunk][chosen[key]]
+            in_flight -= kept.pop(key, 0)
+            if in_flight + point.peak_bytes(job.kind) > limit:
                 return False
-            if job.phase is Phase.FORWARD:
-                kept += point.kept_bytes
+            kept[key] = point.left_bytes(job.kind)
+            in_flight += kept[key]
     return True

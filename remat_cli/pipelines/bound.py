@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.graph import Phase
+from remat_cli.core.graph import Graph, Phase
 from remat_cli.pipelines.chunks import Chunk
 
 
@@ -31,7 +31,7 @@ def makespan_bound(
     """Return a time before which no pipeline of these cuts ends, whatever its order and plans.
 
     A rank cannot begin before one microbatch has come through all chunks before its first one; then it runs all its
-    work; then the last backward pass goes back through these chunks.
+    work. Before its last pass of inputs it has run all forward passes and passes of inputs; then gradients go back.
 
     Args:
         chunks: chunks of the graph.
@@ -39,26 +39,31 @@ def makespan_bound(
         microbatches: number of microbatches.
         transfer: [chunks, chunks] time from one chunk to another.
     """
-    times = [{phase: _time(chunk, phase) for phase in Phase} for chunk in chunks]
-    begins, goes_on = [0] * len(chunks), [0] * len(chunks)
+    begins, ends = [0] * len(chunks), [0] * len(chunks)
+    forward, sending = ([time_of(chunk) for chunk in chunks] for time_of in (_forward_time, _sending_time))
     for chunk in chunks:
-        arrivals = (
-            begins[origin] + times[origin][Phase.FORWARD] + transfer[origin][chunk.index]
-            for origin in chunk.forward_from
-        )
+        arrivals = (begins[origin] + forward[origin] + transfer[origin][chunk.index] for origin in chunk.forward_from)
         begins[chunk.index] = max(arrivals, default=0)
+    # Time from a pass of inputs to the end of the pipeline: earlier chunks run their whole backward pass yet.
     for chunk in chunks:
-        readers = [other for other in chunks if chunk.index in other.backward_from]
-        goes_on[chunk.index] = max(
-            (transfer[chunk.index][other.index] + times[other.index][Phase.BACKWARD] + goes_on[other.index]
-             for other in readers),
+        ends[chunk.index] = max(
+            (
+                transfer[chunk.index][other.index]
+                + max(sending[other.index] + ends[other.index], _backward_time(other))
+                for other in chunks
+                if chunk.index in other.backward_from
+            ),
             default=0,
-        )  # fmt: skip
+        )
     bound = 0
     for rank in set(rank_of):
         own = [index for index in range(len(chunks)) if rank_of[index] == rank]
+        begin = min(begins[index] for index in own)
         work = microbatches * sum(chunks[index].graph.total_time for index in own)
-        bound = max(bound, min(begins[index] for index in own) + work + min(goes_on[index] for index in own))
+        before = microbatches * sum(forward[index] + sending[index] for index in own)
+        if all(chunks[index].sent is None for index in own):
+            before = work
+        bound = max(bound, begin + work, begin + before + min(ends[index] for index in own))
     return bound
 
 
@@ -75,16 +80,26 @@ def no_fit(chunks: Sequence[Chunk], rank_of: Sequence[int], microbatches: int, b
     return None
 
 
-def _time(chunk: Chunk, phase: Phase) -> int:
-    """Return the least time of a chunk's pass.
+def _backward_time(chunk: Chunk) -> int:
+    """Return the time of all backward ops."""
+    return sum(op.time for op in chunk.graph.ops if op.phase is Phase.BACKWARD)
 
-    The forward pass runs all that its results need; a plan may leave other forward ops to the backward pass, which runs
-    all backward ops.
-    """
-    graph = chunk.graph
-    if phase is Phase.BACKWARD:
-        return sum(op.time for op in graph.ops if op.phase is phase)
-    needed = set(graph.op[chunk.turn].inputs)
+
+def _sending_time(chunk: Chunk) -> int:
+    """Return the least time of the pass that sends gradients."""
+    if chunk.sent is None:
+        return _backward_time(chunk)
+    return _time_before(chunk.graph, chunk.sent, Phase.BACKWARD)
+
+
+def _forward_time(chunk: Chunk) -> int:
+    """Return the least time of the forward pass: a plan may leave ops that its results do not need to the backward."""
+    return _time_before(chunk.graph, chunk.turn, Phase.FORWARD)
+
+
+def _time_before(graph: Graph, name: str, phase: Phase) -> int:
+    """Return the time of all ops of this phase that an op needs."""
+    needed = set(graph.op[name].inputs)
     time = 0
     for op in reversed(graph.ops):
         if op.phase is phase and not needed.isdisjoint(op.outputs):

@@ -8,11 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from remat_cli.core.graph import BOUNDARY_TYPE, Draft, Graph, Op, Phase, Tensor
 from remat_cli.errors import UsageError
 
 _TURN = "turn"
+_SENT = "sent"
+
+
+class JobKind(StrEnum):
+    """A pass of a chunk for one microbatch; the value is its letter in torch's pipelining."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUTS = "I"  # the backward pass as far as gradients are sent that depend on it
+    WEIGHTS = "W"  # the rest of the backward pass
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether earlier chunks wait for this pass."""
+        return self in (JobKind.BACKWARD, JobKind.INPUTS)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this pass frees all that its microbatch keeps."""
+        return self in (JobKind.BACKWARD, JobKind.WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,8 @@ class Chunk:
         index: position in the order of the forward pass.
         graph: forward ops, the turn, and backward ops. It has no resident bytes; arriving tensors are inputs.
         turn: name of the op between the passes; it reads all that later chunks and the caller get.
+        sent: name of the op between gradients of inputs and the rest; it reads the gradients that are sent. None if the
+            backward pass is one job.
         first: name of the first forward op.
         resident_bytes: resident bytes on this chunk's rank, with parameters and a gradient of each.
         received_bytes: receive buffers and data of one microbatch.
@@ -49,12 +72,19 @@ class Chunk:
     index: int
     graph: Graph
     turn: str
+    sent: str | None
     first: str
     resident_bytes: int
     received_bytes: int
     forward_from: Mapping[int, int]
     backward_from: Mapping[int, int]
     sent_back_bytes: int
+
+    @property
+    def kinds(self) -> tuple[JobKind, ...]:
+        """The passes of each microbatch, in their order."""
+        backward = (JobKind.BACKWARD,) if self.sent is None else (JobKind.INPUTS, JobKind.WEIGHTS)
+        return (JobKind.FORWARD, *backward)
 
     def fixed_bytes(self, microbatches: int) -> int:
         """Return the bytes that this chunk takes on its rank from start to end."""
@@ -67,9 +97,12 @@ class StageCuts:
 
     Attributes:
         first_ops: name of the first forward op of each chunk but the first one, in the order of the forward pass.
+        split_backward: whether backward ops without part in the gradients that are sent may run later, as a job of
+            their own.
     """
 
     first_ops: tuple[str, ...]
+    split_backward: bool = False
 
 
 def forward_ops(graph: Draft) -> tuple[Op, ...]:
@@ -93,9 +126,8 @@ def cut_graph(graph: Graph, cuts: StageCuts, residents: Residents) -> tuple[Chun
             pass, which would read a later chunk's forward pass.
     """
     chunk_of = chunk_numbers(graph, cuts)
-    producer = {name: chunk_of[op.name] for op in graph.ops for name in op.outputs}
     _check_flow(graph, chunk_of)
-    return tuple(_chunk(graph, index, chunk_of, producer, residents) for index in range(len(cuts.first_ops) + 1))
+    return tuple(_chunk(graph, index, chunk_of, residents, cuts) for index in range(len(cuts.first_ops) + 1))
 
 
 def chunk_numbers(graph: Draft, cuts: StageCuts) -> dict[str, int]:
@@ -175,10 +207,9 @@ def _check_flow(graph: Draft, chunk_of: Mapping[str, int]) -> None:
                 )
 
 
-def _chunk(
-    graph: Graph, index: int, chunk_of: Mapping[str, int], producer: Mapping[str, int], residents: Residents
-) -> Chunk:
+def _chunk(graph: Graph, index: int, chunk_of: Mapping[str, int], residents: Residents, cuts: StageCuts) -> Chunk:
     """Return one chunk, with its graph."""
+    producer = {name: chunk_of[op.name] for op in graph.ops for name in op.outputs}
     own = [op for op in graph.ops if chunk_of[op.name] == index]
     forward_from: dict[int, int] = {}
     backward_from: dict[int, int] = {}
@@ -199,7 +230,8 @@ def _chunk(
     sent_back = [name for name in sent if graph.producer[name].phase is Phase.BACKWARD]
     results = [name for name in dict.fromkeys(graph.outputs) if producer.get(name) == index]
     handed = [name for name in results if graph.producer[name].phase is Phase.FORWARD]
-    turn = _unused(_TURN, {op.name for op in graph.ops} | set(graph.tensors))
+    taken = {op.name for op in graph.ops} | set(graph.tensors)
+    turn, sent_op = _unused(_TURN, taken), _unused(_SENT, taken) if cuts.split_backward else None
     forward = [op for op in own if op.phase is Phase.FORWARD]
     read = tuple(dict.fromkeys([*sent_forward, *handed])) or forward[-1].outputs
     makes = {name for op in own if op.phase is Phase.BACKWARD for name in op.outputs}
@@ -212,10 +244,13 @@ def _chunk(
     names = {op.name for op in own}
     # An op that adds gradients up may be said to be of an op in another chunk.
     backward = [op if op.grad_of in names else op.edited(grad_of=None) for op in backward]
+    if sent_op is not None:
+        backward = _with_sending(backward, sent_op, tuple(sent_back) or (turn,))
     ops = (*forward, turning, *backward)
     used = dict.fromkeys([*inputs, *arrivals, *(name for op in own for name in (*op.inputs, *op.outputs))])
-    tensors = {name: graph.tensors[name] for name in used} | {turn: Tensor(turn, 0)}
-    outputs = tuple(dict.fromkeys([*handed, *sent_back, turn]))
+    marks = (turn,) if sent_op is None else (turn, sent_op)
+    tensors = {name: Tensor(name, 0) if name in marks else graph.tensors[name] for name in (*used, *marks)}
+    outputs = tuple(dict.fromkeys([*handed, *(sent_back if sent_op is None else ()), *marks]))
     tensors = {name: _in_chunk(tensor, tensors, outputs) for name, tensor in tensors.items()}
     parameters = {name for op in own for name in residents.read_by.get(op.name, ())}
     weights = sum(graph.tensors[name].bytes for name in inputs if name in residents.inputs)
@@ -232,6 +267,7 @@ def _chunk(
             outputs=outputs,
         ),
         turn=turn,
+        sent=sent_op,
         first=forward[0].name,
         resident_bytes=_share(graph.resident_bytes, parameters, residents) + weights + gradients,
         received_bytes=sum(graph.tensors[name].bytes for name in (*inputs, *arrivals)) - weights,
@@ -239,6 +275,18 @@ def _chunk(
         backward_from=backward_from,
         sent_back_bytes=sum(graph.tensors[name].bytes for name in sent_back),
     )
+
+
+def _with_sending(backward: Sequence[Op], sent_op: str, read: tuple[str, ...]) -> list[Op]:
+    """Return backward ops on which sent gradients depend, the op that stands for sending, and the others."""
+    sending = Op(sent_op, BOUNDARY_TYPE, read, (sent_op,), 0, phase=Phase.BACKWARD, recomputable=False)
+    needed, before = set(read), set()
+    for op in reversed(backward):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(op.inputs)
+            before.add(op.name)
+    inputs = [op for op in backward if op.name in before]
+    return [*inputs, sending, *(op for op in backward if op.name not in before)]
 
 
 def _in_chunk(tensor: Tensor, known: Mapping[str, Tensor], outputs: Sequence[str]) -> Tensor:

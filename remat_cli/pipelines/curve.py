@@ -9,10 +9,9 @@ from functools import cached_property
 from remat_cli.config import Request
 from remat_cli.config.planner_choice import named_planner
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.graph import Phase
-from remat_cli.core.schedule import Schedule, plain_run, renamed
+from remat_cli.core.schedule import Compute, Free, Schedule, plain_run, renamed
 from remat_cli.core.solve import baseline_of
-from remat_cli.pipelines.chunks import Chunk
+from remat_cli.pipelines.chunks import Chunk, JobKind
 from remat_cli.pipelines.judge import Stretch, stretches
 from remat_cli.planning import plan
 from remat_cli.prepare import Prepared
@@ -31,11 +30,11 @@ class ChunkPoint:
 
     Attributes:
         schedule: the plan.
-        passes: its forward and backward pass.
+        passes: its passes, in their order.
     """
 
     schedule: Schedule
-    passes: dict[Phase, Stretch]
+    passes: dict[JobKind, Stretch]
 
     @classmethod
     def of(cls, chunk: Chunk, schedule: Schedule) -> ChunkPoint:
@@ -44,21 +43,40 @@ class ChunkPoint:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept between the passes."""
-        return self.passes[Phase.FORWARD].left_bytes
+        """Bytes kept between forward and backward pass."""
+        return self.left_bytes(JobKind.FORWARD)
 
-    def time(self, phase: Phase) -> int:
+    def left_bytes(self, kind: JobKind) -> int:
+        """Return the bytes kept after a pass."""
+        return self.passes[kind].left_bytes
+
+    def time(self, kind: JobKind) -> int:
         """Return the time of a pass."""
-        return self.passes[phase].time
+        return self.passes[kind].time
 
-    def peak_bytes(self, phase: Phase) -> int:
+    def peak_bytes(self, kind: JobKind) -> int:
         """Return the peak of a pass, of this microbatch alone."""
-        return self.passes[phase].peak_bytes
+        return self.passes[kind].peak_bytes
 
     @cached_property
     def figures(self) -> tuple[int, ...]:
-        """What no plan should have more of: kept bytes, peaks and times."""
-        return (self.kept_bytes, *map(self.peak_bytes, Phase), *map(self.time, Phase))
+        """What no plan should have more of: bytes kept, peaks and times."""
+        passes = self.passes.values()
+        return (*(each.left_bytes for each in passes), *(each.peak_bytes for each in passes),
+                *(each.time for each in passes))  # fmt: skip
+
+
+def with_sending(chunk: Chunk, whole: ChunkPoint) -> ChunkPoint:
+    """Return a plan of a whole backward pass as one of the split chunk: nothing is left for the pass of weights.
+
+    Args:
+        chunk: the chunk with a split backward pass.
+        whole: a plan of the same chunk without that.
+    """
+    assert chunk.sent is not None, "the backward pass is split"
+    sent = [name for name in chunk.graph.op[chunk.sent].inputs if name != chunk.turn]
+    steps = (*whole.schedule.steps, Compute(chunk.sent), *(Free(name) for name in sent))
+    return ChunkPoint.of(chunk, Schedule(steps))
 
 
 def curve(
@@ -94,7 +112,7 @@ def curve(
         budget = low + int(share * max(0, peak - low))
         for workspace_bytes in (max(0, budget - fixed - least), 0):
             points += _within(chunk, prepared, request, budget, workspace_bytes)
-    return _best(points)
+    return best_points(points)
 
 
 def _within(
@@ -109,7 +127,7 @@ def _within(
     return [ChunkPoint.of(chunk, planning.schedule) for planning in plannings if planning.schedule is not None]
 
 
-def _best(points: Sequence[ChunkPoint]) -> tuple[ChunkPoint, ...]:
+def best_points(points: Sequence[ChunkPoint]) -> tuple[ChunkPoint, ...]:
     """Return the points to which none is equal or better in every figure, the plain run first."""
     best: list[ChunkPoint] = []
     for point in points:

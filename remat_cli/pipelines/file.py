@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from remat_cli import __version__
-from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import STEP_NAMES, Compute, Inplace, Schedule, Step
 from remat_cli.errors import GraphError, InvalidSchedule, ScheduleFileError
 from remat_cli.formats.native import graph_sha256
 from remat_cli.formats.schedule_json import step_in
 from remat_cli.formats.source import Source, parse_json, read_bytes
-from remat_cli.pipelines.chunks import Residents, StageCuts, cut_graph
+from remat_cli.pipelines.chunks import JobKind, Residents, StageCuts, cut_graph
 from remat_cli.pipelines.jobs import Pipeline, RankJob
 from remat_cli.pipelines.planner import PipelinePlanning
 
 FORMAT = "remat.pipeline/1"
 _LARGEST = 2**62
-_JOB = re.compile(r"(\d{1,6})([FB])(\d{1,6})", re.ASCII)
-_PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD}
+_JOB = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,7 @@ def pipeline_bytes(planning: PipelinePlanning) -> bytes:
             "options": dict(prepared.options.recorded),
         },
         "cuts": list(planning.cuts.first_ops),
+        "split_backward": planning.cuts.split_backward,
         "rank_of": list(pipeline.rank_of),
         "microbatches": pipeline.microbatches,
         "orders": [[job.text for job in order] for order in pipeline.orders],
@@ -166,7 +166,10 @@ def read_pipeline(path: Path) -> PipelineFile:
         sha256=graph.value("sha256", str),
         mode=graph.value("mode", str),
         read_with=graph.value("options", dict),
-        cuts=StageCuts(tuple(fields.list_of("cuts", str))),
+        cuts=StageCuts(
+            first_ops=tuple(fields.list_of("cuts", str)),
+            split_backward=fields.value("split_backward", bool) if "split_backward" in document else False,
+        ),
         rank_of=tuple(fields.list_of("rank_of", int)),
         microbatches=fields.value("microbatches", int),
         orders=tuple(tuple(_job(text, path) for text in order) for order in fields.list_of("orders", list)),
@@ -203,14 +206,14 @@ class _Fields:
         return [_Fields({place: value}, self.path).value(place, kind) for value in values]
 
 
-_WORDS = {str: "text", int: "whole number", list: "list", dict: "object"}
+_WORDS = {str: "text", int: "whole number", list: "list", dict: "object", bool: "truth value"}
 
 
 def _job(text: Any, path: Path) -> RankJob:
     parts = _JOB.fullmatch(text) if isinstance(text, str) else None
     if parts is None:
-        raise ScheduleFileError(f"{path}: {text!r} is no job", hint="write it like 1F0: chunk, F or B, microbatch")
-    return RankJob(int(parts[1]), int(parts[3]), _PHASES[parts[2]])
+        raise ScheduleFileError(f"{path}: {text!r} is no job", hint="write it like 1F0: chunk, pass, microbatch")
+    return RankJob(int(parts[1]), int(parts[3]), JobKind(parts[2]))
 
 
 def _rate(text: Any, path: Path) -> Fraction:

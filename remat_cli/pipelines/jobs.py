@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from remat_cli.core.graph import Phase
 from remat_cli.core.schedule import Schedule
-from remat_cli.pipelines.chunks import Chunk
-
-_LETTERS = {Phase.FORWARD: "F", Phase.BACKWARD: "B"}
+from remat_cli.pipelines.chunks import Chunk, JobKind
 
 
 class RankJob(NamedTuple):
@@ -20,17 +17,17 @@ class RankJob(NamedTuple):
     Attributes:
         chunk: index of the chunk.
         microbatch: index of the microbatch.
-        phase: forward or backward.
+        kind: which pass.
     """
 
     chunk: int
     microbatch: int
-    phase: Phase
+    kind: JobKind
 
     @property
     def text(self) -> str:
         """The job as torch's pipelining writes it, such as "1F0": chunk, pass, microbatch."""
-        return f"{self.chunk}{_LETTERS[self.phase]}{self.microbatch}"
+        return f"{self.chunk}{self.kind}{self.microbatch}"
 
 
 @dataclass(frozen=True, eq=False)

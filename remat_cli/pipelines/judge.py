@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 
-from remat_cli.core.graph import Phase
-from remat_cli.core.schedule import Compute, Inplace, Schedule
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import InvalidSchedule
-from remat_cli.pipelines.chunks import Chunk
+from remat_cli.pipelines.chunks import Chunk, JobKind
 from remat_cli.pipelines.jobs import Pipeline, RankJob
 
 
@@ -44,8 +43,11 @@ class Stretch:
         return max(self.levels, default=0)
 
 
-def stretches(chunk: Chunk, schedule: Schedule) -> dict[Phase, Stretch]:
-    """Replay a chunk's schedule, and return its two passes: up to the turn, and after it.
+def stretches(chunk: Chunk, schedule: Schedule) -> dict[JobKind, Stretch]:
+    """Replay a chunk's schedule, and return its passes.
+
+    They are divided by the turn and, if the backward pass is split, where gradients are sent. A sent gradient that the
+    rest does not read is freed with the pass that sends it.
 
     Raises:
         InvalidSchedule: the schedule breaks a rule, or moves tensors to the host.
@@ -53,15 +55,20 @@ def stretches(chunk: Chunk, schedule: Schedule) -> dict[Phase, Stretch]:
     trace = simulate(chunk.graph, schedule)
     fixed = chunk.graph.fixed_bytes
     levels = [level - fixed for level in trace.memory_bytes]
-    turn = next(
-        index
-        for index, step in enumerate(schedule.steps, start=1)
-        if isinstance(step, Compute | Inplace) and step.op == chunk.turn
-    )
-    ends = trace.times[turn]
+    ends = [0]
+    for index, step in enumerate(schedule.steps, start=1):
+        if isinstance(step, Compute | Inplace) and step.op in (chunk.turn, chunk.sent):
+            ends.append(index)
+        elif isinstance(step, Free) and len(ends) == 3 and ends[2] == index - 1:
+            ends[2] = index
+    ends.append(len(schedule.steps))
     return {
-        Phase.FORWARD: Stretch(tuple(levels[1 : turn + 1]), trace.times[: turn + 1], levels[turn]),
-        Phase.BACKWARD: Stretch(tuple(levels[turn + 1 :]), tuple(time - ends for time in trace.times[turn:]), 0),
+        kind: Stretch(
+            levels=tuple(levels[first + 1 : last + 1]),
+            times=tuple(time - trace.times[first] for time in trace.times[first : last + 1]),
+            left_bytes=0 if kind.is_last else levels[last],
+        )
+        for kind, first, last in zip(chunk.kinds, ends[:-1], ends[1:], strict=True)
     }
 
 
@@ -120,8 +127,9 @@ def replay_pipeline(pipeline: Pipeline) -> Replay:
     """Replay a pipeline on all its ranks.
 
     A rank runs its jobs one after the other. A forward pass begins when all that it reads of other chunks has arrived;
-    a backward pass needs its own forward pass, too. What a job sends leaves when the job ends; two ranks have a link
-    for each direction, which makes one transfer at a time. Between chunks of one rank nothing is sent.
+    a backward pass needs its own forward pass, too, and a pass of weights that of inputs. What a job sends leaves when
+    the job ends; two ranks have a link for each direction, which makes one transfer at a time. Between chunks of one
+    rank nothing is sent.
 
     Memory of a rank: the fixed bytes of its chunks, what each microbatch in flight keeps, the running job step by step,
     and gradients until they are sent.
@@ -132,9 +140,9 @@ def replay_pipeline(pipeline: Pipeline) -> Replay:
     """
     _check_jobs(pipeline)
     passes = {
-        RankJob(chunk, microbatch, phase): stretch
-        for (chunk, microbatch), by_phase in _replayed(pipeline).items()
-        for phase, stretch in by_phase.items()
+        RankJob(chunk, microbatch, kind): stretch
+        for (chunk, microbatch), by_kind in _replayed(pipeline).items()
+        for kind, stretch in by_kind.items()
     }
     clock = _Clock.of(pipeline, passes)
     clock.run()
@@ -153,10 +161,10 @@ def replay_pipeline(pipeline: Pipeline) -> Replay:
 def _check_jobs(pipeline: Pipeline) -> None:
     """Check that each job runs once, on the rank of its chunk."""
     wanted = {
-        RankJob(chunk.index, microbatch, phase)
+        RankJob(chunk.index, microbatch, kind)
         for chunk in pipeline.chunks
         for microbatch in range(pipeline.microbatches)
-        for phase in Phase
+        for kind in chunk.kinds
     }
     seen: set[RankJob] = set()
     for rank, order in enumerate(pipeline.orders):
@@ -175,9 +183,9 @@ def _check_jobs(pipeline: Pipeline) -> None:
         raise InvalidSchedule(f"job {missing[0].text} never runs", hint="run each job once")
 
 
-def _replayed(pipeline: Pipeline) -> dict[tuple[int, int], dict[Phase, Stretch]]:
+def _replayed(pipeline: Pipeline) -> dict[tuple[int, int], dict[JobKind, Stretch]]:
     """Replay each chunk's schedules, each once."""
-    known: dict[tuple[int, int], dict[Phase, Stretch]] = {}
+    known: dict[tuple[int, int], dict[JobKind, Stretch]] = {}
     replayed = {}
     for (index, microbatch), schedule in pipeline.schedules.items():
         key = (index, id(schedule))
@@ -189,9 +197,13 @@ def _replayed(pipeline: Pipeline) -> dict[tuple[int, int], dict[Phase, Stretch]]
 
 def _needs(chunk: Chunk, job: RankJob) -> list[tuple[RankJob, int]]:
     """Return the jobs whose results a job reads, with the bytes that come from each."""
-    received = chunk.forward_from if job.phase is Phase.FORWARD else chunk.backward_from
-    needs = [(RankJob(origin, job.microbatch, job.phase), size) for origin, size in received.items()]
-    return needs if job.phase is Phase.FORWARD else [(RankJob(job.chunk, job.microbatch, Phase.FORWARD), 0), *needs]
+    if job.kind is JobKind.WEIGHTS:
+        return [(RankJob(job.chunk, job.microbatch, JobKind.INPUTS), 0)]
+    received = chunk.forward_from if job.kind is JobKind.FORWARD else chunk.backward_from
+    needs = [(RankJob(origin, job.microbatch, job.kind), size) for origin, size in received.items()]
+    if job.kind is JobKind.FORWARD:
+        return needs
+    return [(RankJob(job.chunk, job.microbatch, JobKind.FORWARD), 0), *needs]
 
 
 @dataclass(eq=False)
@@ -259,7 +271,7 @@ class _Clock:
             return time
         begin = max(time, self.link_free.get((rank, target), 0))
         arrival = self.link_free[rank, target] = begin + ceil(size / self.pipeline.bytes_per_time)
-        if job.phase is Phase.BACKWARD:
+        if job.kind.sends_gradients:
             self.leaving[rank].append((time, arrival, size))
         return arrival
 
@@ -287,6 +299,6 @@ def _memory(
             moments.append((begin, beside + level + on_their_way, job))
         in_flight[own] = stretch.left_bytes
         moments.append((run.end, fixed + sum(in_flight.values()), job))
-        if job.phase is Phase.BACKWARD:
+        if job.kind.is_last:
             del in_flight[own]
     return moments

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import ceil
 
 from remat_cli.config import Request
-from remat_cli.core.graph import Phase
 from remat_cli.core.operators import Role
 from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import plain_run
 from remat_cli.errors import FalseClaim, InvalidSchedule
 from remat_cli.formats import Reading
-from remat_cli.pipelines.assignment import Chosen, Needs, best_plans, least_makespan
+from remat_cli.pipelines.assignment import Chosen, Needs, best_plans, fits, makespan_of
 from remat_cli.pipelines.bound import NoFit, makespan_bound, no_fit
 from remat_cli.pipelines.chunks import Chunk, Residents, StageCuts, cut_graph, forward_ops
-from remat_cli.pipelines.curve import ChunkPoint, curve
+from remat_cli.pipelines.curve import ChunkPoint, best_points, curve, with_sending
 from remat_cli.pipelines.cuts import even_cuts, named_cuts
 from remat_cli.pipelines.jobs import Pipeline, RankJob
 from remat_cli.pipelines.judge import Replay, replay_pipeline
-from remat_cli.pipelines.orders import ListScheduler, Order, gpipe, one_f_one_b
-from remat_cli.pipelines.request import PipelineRequest
+from remat_cli.pipelines.orders import (
+    ListScheduler,
+    Order,
+    Preference,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    with_weights_apart,
+)
+from remat_cli.pipelines.request import ChunkOrder, PipelineRequest
 from remat_cli.planning.memory_need import notes_on_memory
 from remat_cli.prepare import Prepared
 
 # Shares of the budget left for gradients on their way to other ranks, in multiples of a chunk's.
 _RESERVES = (1, 2, 4)
-# Forward passes ahead of 1F1B's, and behind: the fewer in flight, the less is kept.
-_AHEAD = (0, 1, 2)
+_AHEAD = (0, 1, 2)  # forward passes ahead of 1F1B's
+_IN_FLIGHT = (None, 0, 1, 2, -1)  # limits of microbatches in flight for orders that are made
+_ORDERS = 8  # orders for which plans are chosen by microbatch, those first that would end soonest
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,14 @@ def plan_pipeline(
     graph, chunks = prepared.graph, request.stages * request.chunks
     all_cuts = [named_cuts(graph, request.cuts)] if request.cuts is not None else list(even_cuts(graph, chunks))
     searches = [
-        _CutSearch(prepared, cuts, cut_graph(graph, cuts, residents), request, chunk_request, observe)
+        _CutSearch(
+            prepared,
+            replace(cuts, split_backward=request.split_backward),
+            residents,
+            request,
+            chunk_request,
+            observe,
+        )
         for cuts in all_cuts
     ]
     best: PipelinePlanning | None = None
@@ -162,12 +178,14 @@ class _CutSearch:
         self,
         prepared: Prepared,
         cuts: StageCuts,
-        chunks: tuple[Chunk, ...],
+        residents: Residents,
         request: PipelineRequest,
         chunk_request: Request,
         observe: Observer,
     ) -> None:
         """Measure the chunks without recomputation, and turn shares into budgets."""
+        chunks = cut_graph(prepared.graph, cuts, residents)
+        self._whole = cut_graph(prepared.graph, replace(cuts, split_backward=False), residents)
         self._prepared, self._chunks, self._request = prepared, chunks, request
         self._chunk_request, self._observe = chunk_request, observe
         self._rank_of = request.rank_of
@@ -194,85 +212,154 @@ class _CutSearch:
         refusal = no_fit(self._chunks, self._rank_of, self._request.microbatches, self.best.budgets)
         if refusal is not None:
             return replace(self.best, refusal=refusal)
-        plain = [(ChunkPoint.of(chunk, plain_run(chunk.graph)),) for chunk in self._chunks]
-        if self._search(plain):
+        if self._search([self._points(index, self._plain) for index in range(len(self._chunks))]):
             return self.best
-        known: list[tuple[Chunk, tuple[ChunkPoint, ...]]] = []
-        for chunk in self._chunks:
-            self._observe.phase(f"planning stage {chunk.index}")
-            known.append((chunk, curve(chunk, self._prepared, self._chunk_request, known)))
-        self._search([points for _, points in known])
+        known: dict[bool, list[tuple[Chunk, tuple[ChunkPoint, ...]]]] = {True: [], False: []}
+
+        def planned(chunk: Chunk) -> tuple[ChunkPoint, ...]:
+            alike = known[chunk.sent is None]
+            alike.append((chunk, curve(chunk, self._prepared, self._chunk_request, alike)))
+            return alike[-1][1]
+
+        curves = []
+        for index in range(len(self._chunks)):
+            self._observe.phase(f"planning stage {index}")
+            curves.append(self._points(index, planned))
+        self._search(curves)
         return self.best
 
+    def _plain(self, chunk: Chunk) -> tuple[ChunkPoint, ...]:
+        return (ChunkPoint.of(chunk, plain_run(chunk.graph)),)
+
+    def _points(self, index: int, planned: Callable[[Chunk], tuple[ChunkPoint, ...]]) -> tuple[ChunkPoint, ...]:
+        """Return a chunk's plans; if its backward pass is split, with those that do not split it."""
+        chunk = self._chunks[index]
+        points = planned(chunk)
+        if chunk.sent is None:
+            return points
+        return best_points([*points, *(with_sending(chunk, point) for point in planned(self._whole[index]))])
+
     def _search(self, curves: Sequence[Sequence[ChunkPoint]]) -> bool:
-        """Try all orders with these plans; tell whether the best result needs no recomputation to be as fast."""
-        needs = Needs(self._needs())
+        """Try orders with these plans; tell whether no order that was tried is faster without memory limits."""
+        needs, memory = Needs(self._needs()), self._memory()
+        choices = list(_levels(curves))
         least: dict[Order, int] = {}
-        for family, order in self._orders(curves):
+        families: dict[Order, str] = {}
+        for family, order in self._orders(curves, choices, memory):
             if order in least:
                 continue
-            least[order] = least_makespan(order, curves, needs)
-            best = self.best.replay
-            if best is not None and least[order] >= best.makespan:
-                continue
-            self._observe.phase(f"choosing plans for {family}")
-            self._try(family, order, curves, needs)
+            least[order], families[order] = makespan_of(order, curves, needs, self._chosen(choices[0])), family
+            if self._is_sooner(least[order]):
+                self._try_levels(family, order, curves, choices, needs)
             if self.best.status is Status.OPTIMAL:
                 return True
-        best = self.best.replay
-        return best is not None and best.makespan <= min(least.values())
+        self._observe.phase("choosing plans for each microbatch")
+        for order in sorted(families, key=lambda each: least[each])[:_ORDERS]:
+            if self._is_sooner(least[order]):
+                self._choose(families[order], order, curves, needs)
+            if self.best.status is Status.OPTIMAL:
+                return True
+        return not any(map(self._is_sooner, least.values()))
 
-    def _try(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs) -> None:
+    def _try_levels(
+        self,
+        family: str,
+        order: Order,
+        curves: Sequence[Sequence[ChunkPoint]],
+        choices: Sequence[Sequence[int]],
+        needs: Needs,
+    ) -> None:
+        """Try the first plans that fit an order, the same for all microbatches."""
+        memory = self._memory()
+        chosen = next((each for each in map(self._chosen, choices) if fits(order, curves, memory, each)), None)
+        if chosen is not None and self._is_sooner(makespan_of(order, curves, needs, chosen)):
+            self._take(family, order, curves, chosen)
+
+    def _memory(self, reserve: int = 0) -> list[int]:
+        """[ranks] bytes beside the fixed ones and what is left for gradients on their way.
+
+        Args:
+            reserve: gradients on their way, in multiples of the largest that a chunk sends.
+        """
+        return [
+            budget - fixed - reserve * sent
+            for budget, fixed, sent in zip(self.best.budgets, self._fixed, self._sent_back(), strict=True)
+        ]
+
+    def _is_sooner(self, time: int) -> bool:
+        """Tell whether a makespan is shorter than that of the best plan."""
+        return self.best.replay is None or time < self.best.replay.makespan
+
+    def _chosen(self, choice: Sequence[int]) -> Chosen:
+        """Return a plan for each chunk, the same one for all microbatches."""
+        return {(chunk, i): index for chunk, index in enumerate(choice) for i in range(self._request.microbatches)}
+
+    def _choose(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs) -> None:
         """Choose plans for an order, and keep the result if it ends sooner than the best one."""
         for reserve in _RESERVES if self._request.bytes_per_time is not None else (0,):
-            memory = [
-                budget - fixed - reserve * sent
-                for budget, fixed, sent in zip(self.best.budgets, self._fixed, self._sent_back(), strict=True)
-            ]
-            chosen = best_plans(order, curves, memory, needs)
-            if chosen is None:
-                return
-            pipeline = self._pipeline(order, curves, chosen)
-            replay = self._replayed(pipeline)
-            if all(peak <= budget for peak, budget in zip(replay.peaks, self.best.budgets, strict=True)):
-                planning = replace(self.best, pipeline=pipeline, replay=replay, family=family)
-                if _ends_sooner(planning, self.best):
-                    self.best = planning
+            memory = self._memory(reserve)
+            below = None if self.best.replay is None else self.best.replay.makespan
+            chosen = best_plans(order, curves, memory, needs, below)
+            if chosen is None or self._take(family, order, curves, chosen):
                 return
 
-    def _orders(self, curves: Sequence[Sequence[ChunkPoint]]) -> Iterator[tuple[str, Order]]:
+    def _take(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], chosen: Chosen) -> bool:
+        """Replay a pipeline, and keep it if it ends sooner than the best one; tell whether it fits."""
+        pipeline = self._pipeline(order, curves, chosen)
+        replay = self._replayed(pipeline)
+        if any(peak > budget for peak, budget in zip(replay.peaks, self.best.budgets, strict=True)):
+            return False
+        if self._is_sooner(replay.makespan):
+            self.best = replace(self.best, pipeline=pipeline, replay=replay, family=family)
+        return True
+
+    def _orders(
+        self, curves: Sequence[Sequence[ChunkPoint]], choices: Sequence[Sequence[int]], memory: Sequence[int]
+    ) -> Iterator[tuple[str, Order]]:
         """Yield orders with the names of their families."""
-        ranks, microbatches = self._request.stages, self._request.microbatches
-        if self._request.chunks == 1:
-            for ahead in _AHEAD:
-                yield _ahead_name(ahead), one_f_one_b(ranks, microbatches, ahead=ahead)
-        memory = [budget - fixed for budget, fixed in zip(self.best.budgets, self._fixed, strict=True)]
+        yield from self._published()
         between = [self._transfer[chunk][chunk + 1] for chunk in range(len(self._chunks) - 1)]
-        for points in _levels(curves):
-            for deepest_first in (True, False) if self._request.chunks > 1 else (True,):
-                scheduler = ListScheduler(self._rank_of, microbatches, points, memory, between, deepest_first)
-                order = scheduler.order()
-                if order is not None:
-                    yield "made for these stages", order
+        deepest = (True, False) if self._request.chunks > 1 else (True,)
+        patience = (True, False) if self._request.split_backward else (True,)
+        for choice, in_flight, deepest_first, patient in product(choices, _IN_FLIGHT, deepest, patience):
+            points = [points[index] for points, index in zip(curves, choice, strict=True)]
+            preference = Preference(deepest_first, in_flight, patient)
+            scheduler = ListScheduler(self._rank_of, self._request.microbatches, points, memory, between, preference)
+            order = scheduler.order()
+            if order is not None:
+                yield "made for these stages", order
+
+    def _published(self) -> Iterator[tuple[str, Order]]:
+        """Yield the orders of published families."""
+        ranks, microbatches, split = self._request.stages, self._request.microbatches, self._request.split_backward
+        orders = []
         if self._request.chunks == 1:
-            for ahead in range(-1, -ranks, -1):
-                yield _ahead_name(ahead), one_f_one_b(ranks, microbatches, ahead=ahead)
-        yield "GPipe", gpipe(self._rank_of, microbatches)
+            for ahead in (*_AHEAD, *range(-1, -ranks, -1)):
+                order = one_f_one_b(ranks, microbatches, ahead=ahead)
+                orders.append((_ahead_name(ahead), order))
+                if split:
+                    name = "ZB-H1" if ahead == 0 else f"ZB-H1, {_more_or_fewer(ahead)}"
+                    yield name, with_weights_apart(order, range(ranks))
+        elif self._request.chunk_order is ChunkOrder.INTERLEAVED and microbatches % ranks == 0:
+            orders.append(("interleaved 1F1B", interleaved(ranks, self._request.chunks, microbatches)))
+        for name, order in (*orders, ("GPipe", gpipe(self._rank_of, microbatches))):
+            yield name, with_weights_apart(order, [0] * ranks) if split else order
 
     def _needs(self) -> dict[RankJob, list[tuple[RankJob, int]]]:
         """Return what each job waits for, with the time of the transfer."""
         needs: dict[RankJob, list[tuple[RankJob, int]]] = {}
         for chunk in self._chunks:
             for i in range(self._request.microbatches):
-                forward, backward = (RankJob(chunk.index, i, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+                forward, backward, *weights = (RankJob(chunk.index, i, kind) for kind in chunk.kinds)
                 needs[forward] = [
-                    (RankJob(origin, i, Phase.FORWARD), self._transfer[origin][chunk.index])
+                    (RankJob(origin, i, forward.kind), self._transfer[origin][chunk.index])
                     for origin in chunk.forward_from
                 ]
                 needs[backward] = [(forward, 0)] + [
-                    (RankJob(origin, i, Phase.BACKWARD), self._transfer[origin][chunk.index])
+                    (RankJob(origin, i, backward.kind), self._transfer[origin][chunk.index])
                     for origin in chunk.backward_from
                 ]
+                needs.update({job: [(backward, 0)] for job in weights})
         return needs
 
     def _sent_back(self) -> list[int]:
@@ -296,7 +383,7 @@ class _CutSearch:
     def _usual(self) -> Replay:
         """Replay the usual order without recomputation: 1F1B; with several chunks a rank, GPipe."""
         request = self._request
-        plain = [plain_run(chunk.graph) for chunk in self._chunks]
+        plain = [plain_run(chunk.graph) for chunk in self._whole]
         order = (
             one_f_one_b(request.stages, request.microbatches)
             if request.chunks == 1
@@ -304,7 +391,7 @@ class _CutSearch:
         )
         schedules = {(chunk, i): plain[chunk] for chunk in range(len(plain)) for i in range(request.microbatches)}
         return self._replayed(
-            Pipeline(self._chunks, self._rank_of, request.microbatches, order, schedules, request.bytes_per_time)
+            Pipeline(self._whole, self._rank_of, request.microbatches, order, schedules, request.bytes_per_time)
         )
 
 
@@ -321,13 +408,20 @@ def _transfers(chunks: Sequence[Chunk], request: PipelineRequest) -> list[list[i
     return [[time(origin, target) for target in chunks] for origin in chunks]
 
 
-def _levels(curves: Sequence[Sequence[ChunkPoint]]) -> Iterator[list[ChunkPoint]]:
+def _levels(curves: Sequence[Sequence[ChunkPoint]]) -> Iterator[tuple[int, ...]]:
     """Yield a plan for each chunk: the fastest ones, then plans that keep less and less."""
-    ordered = [sorted(points, key=lambda point: (-point.kept_bytes, point.figures)) for points in curves]
-    yield [points[0] for points in curves]
-    for level in range(1, max(map(len, ordered))):
-        yield [points[min(level, len(points) - 1)] for points in ordered]
+    ordered = [
+        sorted(range(len(points)), key=lambda index: (-points[index].kept_bytes, points[index].figures))
+        for points in curves
+    ]
+    yield (0,) * len(curves)
+    for level in range(max(map(len, ordered))):
+        yield tuple(indices[min(level, len(indices) - 1)] for indices in ordered)
 
 
 def _ahead_name(ahead: int) -> str:
-    return "1F1B" if ahead == 0 else f"1F1B, {abs(ahead)} {'more' if ahead > 0 else 'fewer'} in flight"
+    return "1F1B" if ahead == 0 else f"1F1B, {_more_or_fewer(ahead)}"
+
+
+def _more_or_fewer(ahead: int) -> str:
+    return f"{abs(ahead)} {'more' if ahead > 0 else 'fewer'} in flight"

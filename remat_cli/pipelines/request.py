@@ -30,6 +30,7 @@ class PipelineRequest:
         chunk_order: which rank holds which chunk.
         cuts: first ops of all chunks but the first, or patterns of their modules; None: chosen with the plan.
         bytes_per_time: rate between two ranks, in bytes per unit of the graph's time; None: transfers take no time.
+        split_backward: whether gradients of weights are jobs of their own.
 
     Raises:
         UsageError: a number is below what a pipeline needs, or there are budgets for another number of ranks.
@@ -42,6 +43,7 @@ class PipelineRequest:
     chunk_order: ChunkOrder = ChunkOrder.INTERLEAVED
     cuts: tuple[str, ...] | None = None
     bytes_per_time: Fraction | None = None
+    split_backward: bool = False
 
     def __post_init__(self) -> None:
         for name, number, least in (("stages", self.stages, 2), ("microbatches", self.microbatches, 1),

@@ -9,7 +9,7 @@ import pytest
 
 from remat_cli.formats.native import graph_bytes
 from tests.cli.calls import Remat
-from tests.graphs import residual_step
+from tests.graphs import layered_step, residual_step
 
 
 @pytest.fixture
@@ -46,6 +46,8 @@ def test_pipeline_is_planned_written_and_verified(remat: Remat, graph: Path, tmp
         ({"plans": []}, "has no plan"),
         ({"bytes_per_time": "fast"}, "is no rate"),
         ({"cuts": ["nothing"]}, "no forward op"),
+        ({"split_backward": 1}, "split_backward is missing or is no truth value"),
+        ({"split_backward": True}, "no job 0B0"),
     ],
 )
 def test_changed_file_is_refused(
@@ -57,6 +59,19 @@ def test_changed_file_is_refused(
     ended = remat("verify", graph, file)
     assert ended.code not in (0, 1)
     assert said in " ".join(ended.err.split())
+
+
+def test_gradients_of_weights_run_apart(remat: Remat, tmp_path: Path) -> None:
+    graph, file, order = (tmp_path / name for name in ("step.json", "pipeline.json", "order.csv"))
+    graph.write_bytes(graph_bytes(layered_step(4)))
+    call = ("plan", graph, "--stages", 2, "--microbatches", 2, "--budget", "110%", "--split-backward")
+    ended = remat(*call, "-o", file)
+    assert ended.code == 0, ended.err
+    assert "W gradients of weights" in " ".join(ended.out.split())
+    assert json.loads(file.read_text())["split_backward"] is True
+    assert remat("verify", graph, file, "-q").code == 0
+    assert remat("report", graph, file, "-o", order, "-q").code == 0
+    assert {job[1] for line in order.read_text().splitlines() for job in line.split(",")} == {"F", "I", "W"}
 
 
 def test_rank_that_cannot_fit_is_named(remat: Remat, graph: Path) -> None:
@@ -73,6 +88,7 @@ def test_rank_that_cannot_fit_is_named(remat: Remat, graph: Path) -> None:
         (("--stages", 2, "--budget", "1GB", "--cuts", "a,b,c"), "3 cuts do not make 2 chunks"),
         (("--stages", 99, "--budget", "1GB"), "cannot be cut into 99 stages"),
         (("--microbatches", 2, "--budget", "1GB"), "--microbatches goes with --stages"),
+        (("--split-backward", "--budget", "1GB"), "--split-backward goes with --stages"),
         (("--stages", 2, "--budget", "1GB", "--split"), "--split has no meaning for pipelines"),
         (("--stages", 2, "--budget", "1GB", "--stage-bandwidth", "1GB/s"), "per second"),
         (("--stages", 2, "--budget", "min"), "smallest budget of a pipeline is not searched"),

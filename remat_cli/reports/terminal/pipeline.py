@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Status
-from remat_cli.pipelines import Chunk, PipelinePlanning, Replay
+from remat_cli.pipelines import Chunk, JobKind, PipelinePlanning, Replay
 from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean
@@ -19,8 +19,13 @@ from remat_cli.units import format_bytes, format_share, format_time
 
 _WIDTH = 52
 _LEVELS = " ▁▂▃▄▅▆▇█"
-_LETTERS = {Phase.FORWARD: "F", Phase.BACKWARD: "B"}
-_STYLES = {"F": "cyan", "B": "green", "·": "dim"}
+_KINDS = {
+    JobKind.FORWARD: ("forward", "cyan"),
+    JobKind.BACKWARD: ("backward", "green"),
+    JobKind.INPUTS: ("gradients of inputs", "green"),
+    JobKind.WEIGHTS: ("gradients of weights", "yellow"),
+}
+_IDLE = "·"
 
 
 def pipeline_report(planning: PipelinePlanning) -> Report:
@@ -105,19 +110,19 @@ def _ranks(replay: Replay, budgets: Sequence[int], graph: Graph) -> RenderableTy
     for rank, peak in enumerate(replay.peaks):
         rows.append([str(rank), _jobs(replay, rank), f"{format_bytes(peak)} of {format_bytes(budgets[rank])}"])
         rows.append(["", Text(_memory(replay, rank, budgets[rank]), "dim"), f"at {replay.peak_jobs[rank].text}"])
-    heading = (
-        f"Ranks over {format_time(replay.makespan, graph.time_unit)}: F forward, B backward, · idle; below, memory"
-    )
+    runs = {run.job.kind for rank in replay.ran for run in rank}
+    kinds = ", ".join(f"{kind} {name}" for kind, (name, _) in _KINDS.items() if kind in runs)
+    heading = f"Ranks over {format_time(replay.makespan, graph.time_unit)}: {kinds}, {_IDLE} idle; below, memory"
     return section(heading, columns(["", "", "peak"], [list(row) for row in rows]))
 
 
 def _jobs(replay: Replay, rank: int) -> Text:
-    cells = ["·"] * _WIDTH
+    cells: list[tuple[str, str]] = [(_IDLE, "dim")] * _WIDTH
     for run in replay.ran[rank]:
         first, last = (time * _WIDTH // max(1, replay.makespan) for time in (run.start, run.end))
         for cell in range(first, max(last, min(first + 1, _WIDTH))):
-            cells[cell] = _LETTERS[run.job.phase]
-    return Text.assemble(*((cell, _STYLES[cell]) for cell in cells))
+            cells[cell] = (run.job.kind, _KINDS[run.job.kind][1])
+    return Text.assemble(*cells)
 
 
 def _memory(replay: Replay, rank: int, budget_bytes: int) -> str:

@@ -39,7 +39,7 @@ def _events(replay: Replay, budgets: Sequence[int], units: int) -> Iterator[Even
                 "pid": rank,
                 "tid": 0,
                 "name": run.job.text,
-                "cat": run.job.phase.value,
+                "cat": run.job.kind.name.lower(),
                 "ts": run.start / units,
                 "dur": (run.end - run.start) / units,
                 "args": {"chunk": run.job.chunk, "microbatch": run.job.microbatch},

@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 
 from remat_cli.config import Request
-from remat_cli.core.graph import Graph, Phase
+from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Status
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import InvalidSchedule, UsageError
 from remat_cli.pipelines import planner
-from remat_cli.pipelines.assignment import Needs, least_makespan
-from remat_cli.pipelines.chunks import Chunk, Residents, StageCuts, cut_graph
+from remat_cli.pipelines.assignment import Needs, makespan_of
+from remat_cli.pipelines.chunks import Chunk, JobKind, Residents, StageCuts, cut_graph
 from remat_cli.pipelines.curve import ChunkPoint, curve
 from remat_cli.pipelines.cuts import even_cuts, named_cuts
 from remat_cli.pipelines.jobs import Pipeline, RankJob
@@ -30,6 +30,12 @@ from tests.graphs import chain, residual_step
 from tests.plans import prepared
 
 NOBODY = Residents({}, {})
+BEFORE = {
+    JobKind.FORWARD: None,
+    JobKind.BACKWARD: JobKind.FORWARD,
+    JobKind.INPUTS: JobKind.FORWARD,
+    JobKind.WEIGHTS: JobKind.INPUTS,
+}
 
 
 def pipeline_of(graph: Graph, stages: int, microbatches: int, order: str = "1f1b", **more: object) -> Pipeline:
@@ -50,7 +56,8 @@ def orders_of(own: tuple[RankJob, ...], done: tuple[RankJob, ...] = ()) -> Itera
     if not own:
         yield done
     for job in own:
-        if job.phase is Phase.FORWARD or RankJob(job.chunk, job.microbatch, Phase.FORWARD) in done:
+        before = BEFORE[job.kind]
+        if before is None or RankJob(job.chunk, job.microbatch, before) in done:
             yield from orders_of(tuple(other for other in own if other != job), (*done, job))
 
 
@@ -108,8 +115,8 @@ def test_transfers_delay_the_next_stage_and_hold_gradients_until_they_have_left(
         (lambda order: order[:-1], "never runs"),
         (lambda order: (*order, order[0]), "runs twice"),
         (lambda order: (order[-1], *order[:-1]), "waits for ever"),
-        (lambda order: (*order, RankJob(1, 0, Phase.FORWARD)), "belongs to rank 1"),
-        (lambda order: (*order, RankJob(0, 9, Phase.FORWARD)), "no job 0F9"),
+        (lambda order: (*order, RankJob(1, 0, JobKind.FORWARD)), "belongs to rank 1"),
+        (lambda order: (*order, RankJob(0, 9, JobKind.FORWARD)), "no job 0F9"),
     ],
 )
 def test_orders_that_no_ranks_can_run_are_named(change, said: str) -> None:  # type: ignore[no-untyped-def]
@@ -151,7 +158,7 @@ def curves_of(chunks: tuple[Chunk, ...]) -> list[tuple[ChunkPoint, ...]]:
 
 def all_replays(chunks: tuple[Chunk, ...], curves: list[tuple[ChunkPoint, ...]], microbatches: int) -> Iterator[Replay]:
     ranks = range(len(chunks))
-    jobs = [tuple(RankJob(rank, i, phase) for i in range(microbatches) for phase in Phase) for rank in ranks]
+    jobs = [tuple(RankJob(rank, i, kind) for i in range(microbatches) for kind in chunks[rank].kinds) for rank in ranks]
     keys = [(rank, i) for rank in ranks for i in range(microbatches)]
     for orders in product(*(list(orders_of(own)) for own in jobs)):
         for choice in product(*(curves[chunk] for chunk, _ in keys)):
@@ -231,19 +238,20 @@ def test_list_scheduler_admits_no_microbatch_that_does_not_fit() -> None:
     order = ListScheduler((0, 1), 3, points, (10**6, 10**6), (0,)).order()
     assert order is not None
     assert sorted(job for rank in order for job in rank) == sorted(
-        RankJob(chunk, i, phase) for chunk in range(2) for i in range(3) for phase in Phase
+        RankJob(chunk, i, kind) for chunk in range(2) for i in range(3) for kind in chunks[chunk].kinds
     )
 
 
-def test_least_makespan_is_that_of_the_judge_where_nothing_is_sent_slowly() -> None:
+def test_makespan_of_the_search_is_that_of_the_judge_where_nothing_is_sent_slowly() -> None:
     pipeline = pipeline_of(residual_step(5), 2, 3)
     needs = {}
     for chunk in pipeline.chunks:
         for i in range(3):
-            forward, backward = RankJob(chunk.index, i, Phase.FORWARD), RankJob(chunk.index, i, Phase.BACKWARD)
-            needs[forward] = [(RankJob(origin, i, Phase.FORWARD), 0) for origin in chunk.forward_from]
+            forward, backward = RankJob(chunk.index, i, JobKind.FORWARD), RankJob(chunk.index, i, JobKind.BACKWARD)
+            needs[forward] = [(RankJob(origin, i, JobKind.FORWARD), 0) for origin in chunk.forward_from]
             needs[backward] = [(forward, 0)] + [
-                (RankJob(origin, i, Phase.BACKWARD), 0) for origin in chunk.backward_from
+                (RankJob(origin, i, JobKind.BACKWARD), 0) for origin in chunk.backward_from
             ]
     points = [(ChunkPoint.of(chunk, plain_run(chunk.graph)),) for chunk in pipeline.chunks]
-    assert least_makespan(pipeline.orders, points, Needs(needs)) == replay_pipeline(pipeline).makespan
+    chosen = dict.fromkeys(pipeline.schedules, 0)
+    assert makespan_of(pipeline.orders, points, Needs(needs), chosen) == replay_pipeline(pipeline).makespan
