@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat_cli.allocation.lifetimes import needed_by
-from remat_cli.core.allocator import CudaAllocator
+from remat_cli.core.allocator import LEAST_BLOCK, CudaAllocator, rounded
 from remat_cli.core.arena import AT_START
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Compute, Inplace, Schedule
 
 _MIB = 1 << 20
-LEAST_BLOCK = 512
 SMALL = _MIB  # up to this size, blocks come from the small pool
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * _MIB, 20 * _MIB
 OWN_SEGMENT = 10 * _MIB  # from this size on, a block gets a segment of its own
@@ -158,7 +157,7 @@ class CachingAllocator:
 
     def allocate(self, requested: int) -> CachedBlock:
         """Return a block for this many bytes."""
-        size = max(LEAST_BLOCK, -(-requested // LEAST_BLOCK) * LEAST_BLOCK)
+        size = rounded(max(requested, 1))
         pool = self._small if size <= SMALL else self._large
         block = self._best_fit(pool, size)
         if block is not None:

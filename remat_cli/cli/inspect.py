@@ -65,6 +65,7 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         # Another run of the step: after the first figure.
         with watch.stage("reading"):
             notes += notes_on_outputs(seen.peak_bytes, seen.let_go_bytes)
+        notes += seen.step.kernels
         notes += notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)
     try:
         with watch.stage("reading"):

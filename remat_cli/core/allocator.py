@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from remat_cli.errors import UsageError
 
 _MIB = 1 << 20
+# Sizes of blocks are multiples of this.
+LEAST_BLOCK = 512
 # As PyTorch demands: a block that may be split is at least as large as one that is shared.
 _LEAST_SPLIT_MIB, _LARGEST_SPLIT_MIB = 21, 1 << 20
 _EXAMPLE = "cuda, cuda:expandable_segments:True or cuda:max_split_size_mb:128"
@@ -49,6 +51,11 @@ class Reserved:
     allocator: CudaAllocator
     bytes: int
     plain_bytes: int
+
+
+def rounded(size: int, step: int = LEAST_BLOCK) -> int:
+    """Return a size rounded up to a multiple of a step, by default as the allocator does."""
+    return -(-size // step) * step
 
 
 def parse_allocator(text: str) -> CudaAllocator:

@@ -38,6 +38,7 @@ class Device:
         network_bandwidth: bytes/s from a device to other nodes, in one direction.
         collective_overhead_ns: time of every collective in addition to its transfers.
         collective_efficiency: share of the two bandwidths that collectives reach, above 0 and at most 1.
+        compute_capability: NVIDIA's number of the GPU's generation, such as 9.0; 0 for other devices.
 
     Raises:
         UsageError: a figure is out of its range.
@@ -57,6 +58,7 @@ class Device:
     network_bandwidth: int = 0
     collective_overhead_ns: int = 0
     collective_efficiency: float = 1.0
+    compute_capability: float = 0.0
 
     def __post_init__(self) -> None:
         if _DEFAULT_DTYPE not in self.peak_flops:
@@ -75,6 +77,7 @@ class Device:
             "node_bandwidth",
             "network_bandwidth",
             "collective_overhead_ns",
+            "compute_capability",
         ):
             if getattr(self, name) < 0:
                 raise UsageError(f"device {self.name!r} has {name} {getattr(self, name)}", hint="give 0 or more")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat_cli.config import GraphOptions
+from remat_cli.config import GraphOptions, load_device
 from remat_cli.core.graph import Graph, Op, Phase
 from remat_cli.core.schedule import Compute, Schedule
 from remat_cli.core.simulate import Trace, simulate
@@ -24,6 +24,7 @@ from remat_cli.pytorch.capture import check_installed
 from remat_cli.training import KeptOfModule
 
 if TYPE_CHECKING:
+    from remat_cli.pytorch.capture.cuda_kernels import CudaKernels
     from remat_cli.pytorch.capture.eager import EagerOp, EagerStep
 
 
@@ -147,16 +148,25 @@ def eager_peak_of(path: Path, options: GraphOptions) -> int | None:
     return None if run is None else run.peak_bytes
 
 
+def kernels_of(options: GraphOptions) -> CudaKernels | None:
+    """Return the kernels of the device of the options; None for the CPU's."""
+    from remat_cli.pytorch.capture.cuda_kernels import CudaKernels
+
+    return None if options.device is None else CudaKernels.of(load_device(options.device).compute_capability)
+
+
 def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerReplay:
     from remat_cli.pytorch.capture.eager import run_eagerly
     from remat_cli.pytorch.capture.reader import name_of_graph
     from remat_cli.pytorch.memory.workspace import kernel_workspace
 
-    step = run_eagerly(str(path), options, accumulate=options.accumulate, outputs_held=outputs_held)
+    step = run_eagerly(
+        str(path), options, accumulate=options.accumulate, outputs_held=outputs_held, kernels=kernels_of(options)
+    )
     # The gradients from before are in the step; what is measured or split is known of the captured step.
     cost_model = None if options.cost_model == "measured" else options.cost_model
     alone = replace(options, accumulate=False, measurements=None, cost_model=cost_model, parts={}, strict=False)
-    workspace = Measurements({}, kernel_workspace(step.calls_alone))
+    workspace = Measurements({}, {**kernel_workspace(step.calls_alone), **step.workspace_bytes})
     prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone, measured=workspace)
     trace = simulate(prepared.graph, step.schedule)
     return EagerReplay(path, step, replace(prepared, options=options), trace)

@@ -16,18 +16,19 @@ from pathlib import Path
 
 from remat_cli.allocation.lifetimes import needed_by
 from remat_cli.config import GraphOptions
+from remat_cli.core.allocator import LEAST_BLOCK, rounded
 from remat_cli.core.arena import AT_START
 from remat_cli.core.graph import Graph, Phase
 from remat_cli.core.schedule import Compute, Inplace, Schedule, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.formats.memory_snapshot import RecordedAllocation, RecordedHistory
+from remat_cli.studies.eager import kernels_of
 
-# Sizes are rounded up to this by PyTorch's allocator for CUDA; what takes no more is not looked for.
-ROUNDED_TO = 512
 # Lifetimes that differ by no more tensors than this are the same: one op allocates several things.
 _TOLERANCE = 2
 BEFORE = "what is there before the step"
-SMALL = f"tensors of at most {ROUNDED_TO} bytes"
+# What takes no more is not looked for.
+SMALL = f"tensors of at most {LEAST_BLOCK} bytes"
 BACKWARD, FORWARD = "backward", "forward"
 
 
@@ -110,13 +111,10 @@ def predict_eager(reference: Path, options: GraphOptions) -> Prediction:
     """
     from remat_cli.pytorch.capture.eager import run_eagerly
 
-    step = run_eagerly(str(reference), options, accumulate=options.accumulate, outputs_held=True)
+    step = run_eagerly(
+        str(reference), options, accumulate=options.accumulate, outputs_held=True, kernels=kernels_of(options)
+    )
     return predict(step.reading(str(reference)).graph, step.schedule, step.modules)
-
-
-def rounded(size: int) -> int:
-    """Return a size as the allocator rounds it up."""
-    return -(-size // ROUNDED_TO) * ROUNDED_TO
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,8 @@ class Reality:
     @cached_property
     def pairs(self) -> tuple[tuple[PredictedTensor, RecordedAllocation], ...]:
         """Pairs of predicted and recorded tensors, in order."""
-        predicted = [item for item in self.predicted.tensors if item.bytes > ROUNDED_TO]
-        recorded = [item for item in self._around_peak() if item.bytes > ROUNDED_TO]
+        predicted = [item for item in self.predicted.tensors if item.bytes > LEAST_BLOCK]
+        recorded = [item for item in self._around_peak() if item.bytes > LEAST_BLOCK]
         sizes = [item.bytes for item in predicted], [rounded(item.bytes) for item in recorded]
         matcher = SequenceMatcher(None, *sizes, autojunk=False)
         return tuple(
@@ -183,7 +181,7 @@ class Reality:
     @cached_property
     def recognised(self) -> float:
         """The share of the predicted bytes that the recording has."""
-        whole = sum(item.bytes for item in self.predicted.tensors if item.bytes > ROUNDED_TO)
+        whole = sum(item.bytes for item in self.predicted.tensors if item.bytes > LEAST_BLOCK)
         return sum(item.bytes for item, _ in self.pairs) / whole if whole else 1.0
 
     @cached_property
@@ -192,13 +190,13 @@ class Reality:
         peaks = self.predicted.peak, self.recorded.peak
         predicted, recorded = Counter({BEFORE: self.predicted.before_bytes}), Counter[str]()
         for item in self.predicted.tensors:
-            where = item.module if item.bytes > ROUNDED_TO else SMALL
+            where = item.module if item.bytes > LEAST_BLOCK else SMALL
             predicted[where] += item.bytes if item.begin <= peaks[0] < item.end else 0
         modules = {id(allocation): item.module for item, allocation in self.pairs}
         in_window = {id(allocation) for allocation in self.window}
         for allocation in self.recorded.allocations:
             if allocation.begin <= peaks[1] < allocation.end:
-                where = modules.get(id(allocation), allocation.place if allocation.bytes > ROUNDED_TO else SMALL)
+                where = modules.get(id(allocation), allocation.place if allocation.bytes > LEAST_BLOCK else SMALL)
                 recorded[where if id(allocation) in in_window else BEFORE] += allocation.bytes
         both = {name: (predicted[name], recorded[name]) for name in (*predicted, *recorded)}
         there = ((name, sizes) for name, sizes in both.items() if any(sizes))
@@ -218,11 +216,11 @@ class Reality:
                 yield Parting(item.module, item.name, item.bytes, how)
         known = {id(item) for item, _ in self.pairs}
         for item in self.predicted.tensors:
-            if id(item) not in known and item.bytes > ROUNDED_TO:
+            if id(item) not in known and item.bytes > LEAST_BLOCK:
                 yield Parting(item.module, item.name, item.bytes, "is not in the recording")
         known = {id(allocation) for _, allocation in self.pairs}
         for allocation in self.window:
-            if id(allocation) not in known and allocation.bytes > ROUNDED_TO:
+            if id(allocation) not in known and allocation.bytes > LEAST_BLOCK:
                 yield Parting(allocation.place, "", allocation.bytes, "was not predicted")
 
 
@@ -232,7 +230,7 @@ def _steps(recorded: Sequence[int], predicted: Sequence[int]) -> Iterator[tuple[
     Steps are told apart by the predicted size that is rarest and largest.
     """
     counts, sizes = Counter(predicted), Counter(map(rounded, recorded))
-    anchors = [size for size in counts if sizes[size] > counts[size] and size > ROUNDED_TO]
+    anchors = [size for size in counts if sizes[size] > counts[size] and size > LEAST_BLOCK]
     if not anchors:
         return
     anchor = min(anchors, key=lambda size: (counts[size], -size))

@@ -8,6 +8,7 @@ itself. Ops are seen below autograd; memory is followed by the lifetimes of stor
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from remat_cli.core.allocator import rounded
 from remat_cli.core.graph import Kind, Op, Phase, Tensor, build_graph
 from remat_cli.core.operators import AttributeValue, Operand, Operator, Role
 from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.core.schedule import Step as ScheduleStep
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
+from remat_cli.pytorch.capture.cuda_kernels import CudaKernels
 from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
 from remat_cli.pytorch.capture.optimizer import optimizer_name
@@ -164,6 +167,8 @@ class EagerStep:
         counts_state: its state is among the resident bytes.
         parameters: parameters with a gradient.
         calls_alone: calls on the CPU that can be repeated alone, by the op's name.
+        workspace_bytes: known workspace of CUDA's kernels, by the op's name.
+        kernels: notes on the kernels, if they are another device's than the CPU's.
     """
 
     ops: tuple[EagerOp, ...]
@@ -179,6 +184,8 @@ class EagerStep:
     counts_state: bool
     parameters: tuple[Operand, ...]
     calls_alone: Mapping[str, KernelCall]
+    workspace_bytes: Mapping[str, int]
+    kernels: tuple[str, ...]
 
     def reading(self, name: str) -> Reading:
         """Return the step as a graph with rerun ops as ops of their own."""
@@ -267,6 +274,7 @@ def run_eagerly(
     looked_at: bool = False,
     accumulate: bool = False,
     outputs_held: bool = False,
+    kernels: CudaKernels | None = None,
 ) -> EagerStep:
     """Run a training step on tensors without data, as eager PyTorch would.
 
@@ -281,21 +289,24 @@ def run_eagerly(
         accumulate: gradients are there before the step.
         outputs_held: all that the model returns is held during the backward pass, as training loops do; else the loss
             alone.
+        kernels: a GPU's, which the step has in place of the CPU's.
 
     Raises:
         UsageError: the function does not exist, or does not take these options.
         GraphError: the function returns no training step, or none of one module for `checkpoints`, or the step reads
             values of tensors, or fails.
     """
-    step, device, _ = built_step(reference, options)
+    in_force = nullcontext if kernels is None else kernels.in_force
+    with in_force():
+        step, device, _ = built_step(reference, options)
     step, mode = with_fake_tensors(step, device)
-    recorder = _Recorder(keeps=not looked_at)
+    recorder = _Recorder(keeps=not looked_at, kernels=kernels)
     for path in checkpoints:
         part = _whole_model(step, reference).get_submodule(path)
         contexts = partial(recorder.contexts, path, (saved or {}).get(path))
         part.forward = partial(checkpoint, part.forward, use_reentrant=False, context_fn=contexts)
     modules = modules_of(step)
-    with explaining_failure(reference), mode, recorder, recorder.looking(modules):
+    with explaining_failure(reference), in_force(), mode, recorder, recorder.looking(modules):
         with _masks_as_eager_makes_them(step):
             returned = step.model(*step.inputs, **step.keyword_inputs)
         results = [value for value in pytree.tree_leaves(returned) if isinstance(value, torch.Tensor)]
@@ -395,10 +406,10 @@ class _Ended:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each op below autograd, and the end of each storage."""
 
-    def __init__(self, *, keeps: bool) -> None:
+    def __init__(self, *, keeps: bool, kernels: CudaKernels | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
-        self._keeps = keeps
+        self._keeps, self._kernels = keeps, kernels
         self._ops: list[EagerOp] = []
         self._names: dict[int, str] = {}  # of storages that are there, by key
         self._stand_ins: set[int] = set()  # keys of storages in place of those that were packed
@@ -414,6 +425,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls: list[ModuleCall] = []
         self._kept: list[_Ended] = []
         self._calls_alone: dict[str, KernelCall] = {}
+        self._workspace: dict[str, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -441,9 +453,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         makes = tuple(
             self._born(tensor, f"{name}:{place}" if place else name) for place, tensor in enumerate(new.values())
         )
-        if (size := _bytes_with_data(func, given, results)) is not None:
+        if self._kernels is not None:
+            self._note_kernel(self._kernels, name, func, args, results)
+        elif (size := _bytes_with_data(func, given, results)) is not None:
             self._bytes[makes[-1]] = size
-        if (call := self._call_alone(func, args, kwargs, given)) is not None:
+        elif (call := self._call_alone(func, args, kwargs, given)) is not None:
             self._calls_alone[name] = call
         operator = _operator(func, kind[: -1 if writes and kind.endswith("_") else None], args, kwargs, results)
         written = tuple(dict.fromkeys(self._name(tensor) for tensor in _written(func, args, kwargs)))
@@ -452,6 +466,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         source = current_place() if self.phase is Phase.FORWARD else None
         op = EagerOp(name, operator, reads, makes, written, self.phase, self._again, overload, turn, is_random, source)
         self._ops.append(op)
+
+    def _note_kernel(
+        self, kernels: CudaKernels, name: str, func: Any, args: Sequence[Any], results: Sequence[torch.Tensor]
+    ) -> None:
+        for place, size in kernels.bytes_of(func, results).items():
+            self._bytes[self._name(results[place])] = rounded(size)
+        if size := kernels.workspace_of(func, args):
+            self._workspace[name] = size
 
     def _call_alone(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[torch.Tensor]
@@ -493,7 +515,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _known(self, tensor: torch.Tensor, name: str) -> None:
         storage = tensor.untyped_storage()
         self._names[storage_key(tensor)] = name
-        self._bytes[name] = storage.nbytes()
+        self._bytes[name] = storage.nbytes() if self._kernels is None else rounded(storage.nbytes())
         self._storages.follow(storage)
 
     def _ended(self, key: int) -> None:
@@ -622,6 +644,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trained: tensors with a gradient of their own.
         """
         end = len(self._ops)
+        handles, notes = self._of_kernels()
         gradients = [leaf.grad for leaf in trained if leaf.grad is not None]
         outputs = dict.fromkeys(self._name(tensor) for tensor in (*ends, *results, *gradients))
         losses = {self._name(tensor) for tensor in ends}
@@ -642,12 +665,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ),
             kept=kept,
             calls=tuple(self._calls),
-            resident_bytes=_resident_bytes(step, set(self._names)),
+            resident_bytes=_resident_bytes(step, set(self._names)) + handles,
             optimizer=optimizer_name(step.optimizer),
             counts_state=not isinstance(step.optimizer, str),
             parameters=tuple(_operand(tensor) for tensor in trained if isinstance(tensor, nn.Parameter)),
             calls_alone=self._calls_alone,
+            workspace_bytes=self._workspace,
+            kernels=notes,
         )
+
+    def _of_kernels(self) -> tuple[int, tuple[str, ...]]:
+        """Return the workspace of cuBLAS that stays allocated, and notes on the kernels."""
+        if self._kernels is None:
+            return 0, ()
+        names = {phase: Counter(op.overload.split(".")[1] for op in self._ops if op.phase is phase) for phase in Phase}
+        handles = sum(map(self._kernels.cublas_bytes, names.values()))
+        return handles, (self._kernels.note(sum(names.values(), Counter()), handles),)
 
 
 def _bytes_with_data(func: Any, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> int | None:

@@ -18,6 +18,7 @@ with explained_as_unsupported():
         joint_graphs,
         modules,
         ops,
+        overrides,
         pytree,
         ranks,
         tensors,

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remat_cli.pytorch.unstable import autograd, decompositions, dispatch, fakes, modules, ops, pytree, tensors
+from remat_cli.pytorch.unstable.overrides import overridden
 from remat_cli.pytorch.unstable.resizes import tell_no_more, tell_of_resizes
 
 
@@ -140,6 +141,13 @@ def _rules_can_be_put_aside() -> bool:
     return aside and op.py_kernels == rules
 
 
+def _ops_can_be_overridden() -> bool:
+    x = torch.ones(1, 1, 1)
+    with overridden({"feature_dropout": lambda x, p, train: x * p}, "AutogradCPU"):
+        instead = torch.feature_dropout(x, 0.5, False)
+    return instead.item() == 0.5 and torch.feature_dropout(x, 0.5, False).item() == 1
+
+
 def _shards_are_known() -> bool:
     return "_local_tensor" in DTensor.__slots__ and hasattr(FSDPModule, "_get_fsdp_state")
 
@@ -160,6 +168,7 @@ PROBES: Mapping[str, Callable[[], bool]] = {
     "tensors without data behave otherwise": _tensors_without_data_are_known,
     "dispatch modes are not listed, or cannot be left out": _modes_are_known,
     "rules by which ops are traced cannot be put aside": _rules_can_be_put_aside,
+    "ops cannot be overridden for a while": _ops_can_be_overridden,
     "shards of a model are kept elsewhere": _shards_are_known,
 }
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from remat_cli.config import GraphOptions
+from remat_cli.core.allocator import rounded
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Compute, Free, Schedule
 from remat_cli.formats.memory_snapshot import RecordedAllocation, RecordedHistory, read_history
-from remat_cli.studies.recorded import BEFORE, Prediction, Reality, predict, predict_eager, predict_plain, rounded
+from remat_cli.studies.recorded import BEFORE, Prediction, Reality, predict, predict_eager, predict_plain
 from tests.graphs import graph_of, op
 from tests.torch_steps import deep_gpt
 
