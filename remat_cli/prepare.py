@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
 from remat_cli.core.graph import Draft, Graph, Kind
@@ -42,14 +42,13 @@ from remat_cli.training import (
 )
 from remat_cli.units import format_bytes, format_names, format_time, parse_rate
 
+if TYPE_CHECKING:
+    from remat_cli.pytorch.capture.reader import TakenStep
+
 _DEFAULT_DEVICE = "generic"
 _DEFAULT_OPTIMIZER = "sgd"
 _NS = 10**9
 _MOST_NAMED = 4
-_FUSED_IN_PARTS = (
-    "planned(model, budget='8GB', split=True, fused=True) in the training script finds the parts before it compiles; "
-    "here, leave one of the two out"
-)
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,18 @@ class GraphOrigin:
     def undivided(self) -> Graph:
         """The graph without parts."""
         if self.options.parts:
-            return prepare(self.path, replace(self.options, parts={})).graph
+            return prepare(self.path, replace(self.options, parts={}, fused=False)).graph
         return self.in_parts({}).graph
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The graph without parts, prepared."""
+        return replace(prepare_reading(read(self.path, self.options), str(self.path), self.options), origin=self)
+
+    @cached_property
+    def taken(self) -> TakenStep:
+        """The captured PyTorch step, before it is cut."""
+        return capture.take(self.path, self.options)
 
     @cached_property
     def in_parts(self) -> PreparedWith:
@@ -77,11 +86,11 @@ class GraphOrigin:
         path, options = self.path, self.options
         if (fault := why_not_in_parts(path, options)) is not None:
             raise fault
-        read_in_parts = capture.in_parts(path, options) if names_step(path) else None
+        taken = self.taken if names_step(path) else None
 
         def prepared(cuts: Mapping[str, Split]) -> Prepared:
             within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
-            reading = read_graph(path, within) if read_in_parts is None else read_in_parts(cuts)
+            reading = read_graph(path, within) if taken is None else taken.in_parts(cuts).reading()
             return replace(prepare_reading(reading, str(path), within), origin=self)
 
         return prepared
@@ -212,11 +221,11 @@ def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
             f"{path} is no PyTorch step, and split takes ONNX models for inference alone",
             hint=("name a function, such as train.py:step, or add ", Setting("mode", "inference"), " to an ONNX model"),
         )
-    for name, value in (("measurements", options.measurements), ("fused", options.fused), ("ranks", options.ranks)):
+    for name, value in (("measurements", options.measurements), ("ranks", options.ranks)):
         if value:
             return UsageError(
                 (Setting(name, value), " is known of the step without parts, and does not go with split"),
-                hint=_FUSED_IN_PARTS if name == "fused" else "leave one of the two out",
+                hint="leave one of the two out",
             )
     return None
 

@@ -117,6 +117,11 @@ def command(
         streams.notes(notes_on_memory(prepared.graph))
         with watch.stage("planning"):
             planning = _with_note_on_workspace(plan(prepared, request, Timed(observe, watch)), eager)
+        if config.graph.fused and planning.schedule is not None and planning.prepared.options.parts:
+            from remat_cli.pytorch.plan.fused_parts import within_budget_once_compiled
+
+            with watch.stage("compiling"):
+                planning = within_budget_once_compiled(planning, request, observe)
         tried = None
         if not request.split and planning.schedule is None and not planning.solution.interrupted:
             observe.phase("trying --split")

@@ -174,6 +174,11 @@ class ReadOptions(Settings):
         return read_cuts(self.parts)
 
     @property
+    def is_decomposed(self) -> bool:
+        """Whether steps are captured as inductor decomposes them; parts are found among eager's ops."""
+        return self.fused and not self.parts
+
+    @property
     def storage(self) -> Aliasing:
         """The rules for shared storage: PyTorch's in training by default.
 

@@ -124,11 +124,11 @@ class Planning:
 
 
 def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Planning:
-    """Judge a schedule on the same graph with other sizes.
+    """Judge a schedule on the same graph with other sizes or parts.
 
     Args:
-        known: the planning that found the schedule, as a plan or as the closest schedule.
-        prepared: the graph with other sizes.
+        known: a planning for the same request.
+        prepared: the other graph.
         schedule: the schedule to judge, for the same request.
 
     Raises:
@@ -136,7 +136,8 @@ def plan_again(known: Planning, prepared: Prepared, schedule: Schedule) -> Plann
     """
     problem = replace(known.solution.problem, graph=prepared.graph, link=prepared.link)
     given = Given(schedule, known.solution.result.found_by)
-    solution = within_overhead(solve(problem, given), known.request.max_overhead)
+    solution = compared_with(solve(problem, given), prepared.undivided)
+    solution = within_overhead(solution, known.request.max_overhead)
     return replace(known, prepared=prepared, solution=solution)
 
 

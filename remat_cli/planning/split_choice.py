@@ -184,7 +184,8 @@ def try_split(
         GraphError: as `prepare_in_parts`.
     """
     request = refused.request
-    if options.parts or request.banks or request.arena or request.allocator is not None:
+    # The ops of a step that inductor decomposes are not those among which parts are found.
+    if options.parts or options.fused or request.banks or request.arena or request.allocator is not None:
         return None
     if len(refused.prepared.graph.ops) > _MOST_OPS_OF_TRIAL or why_not_in_parts(path, options) is not None:
         return None

@@ -74,6 +74,21 @@ def test_a_plan_in_parts_is_verified_and_runs(remat: Remat, step: str, tmp_path:
     assert remat("verify", step, schedule, "--dim", "batch=5", "-q").code != 0
 
 
+def test_a_plan_in_parts_is_compiled_and_runs(remat: Remat, step: str, tmp_path: Path) -> None:
+    schedule = tmp_path / "schedule.json"
+    asked = ("plan", step, "--budget", "60%", "--time-limit", 1, "--split", "--fused", "-o", schedule)
+    ended = remat(*asked, "--json")
+    assert ended.code == 0, ended.err
+    options = json.loads(schedule.read_text())["graph"]["options"]
+    assert options["fused"] is True
+    assert options["parts"]
+    (note,) = (note for note in ended.json["notes"] if note.startswith("compiled once in "))
+    assert re.search(r"[1-9]\d* fused kernels, a peak of \d", note)
+    execution = remat("verify", step, schedule, "--execute", "--json").json["execution"]
+    assert execution["holds"]
+    assert execution["fused"]
+
+
 def test_a_refusal_has_the_trial_as_values(remat: Remat, step: str) -> None:
     fits = remat("plan", step, "--budget", "60%", "--time-limit", 1, "--json").json["split"]
     assert fits["fits"]
@@ -98,8 +113,7 @@ def test_parts_that_were_found_are_given_again(remat: Remat, step: str) -> None:
         (("--parts", "mm"), "is not understood"),
         (("--parts", "mm=0"), "is no number of parts"),
         (("--parts", "mm=4097"), "its region has 128 rows"),
-        (("--split", "--fused"), "--fused is known of the step without parts"),
-        (("--split", "--fused"), "split=True, fused=True) in the training script finds the parts"),
+        (("--split", "--ranks", "2"), "--ranks 2 is known of the step without parts"),
         (("--split", "--as", "checkpoints"), "checkpoints run whole modules again"),
         (("--split", "--addresses"), "no addresses for each"),
     ],

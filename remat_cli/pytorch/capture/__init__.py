@@ -10,15 +10,17 @@ and the graph of all is computed (`lines`). Nothing here loads torch before a fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remat_cli.errors import UsageError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.machine.interruption import nothing_to_lose
-from remat_cli.splitting import Split
 
-__all__ = ["check_installed", "in_parts", "read"]
+if TYPE_CHECKING:
+    from remat_cli.pytorch.capture.reader import TakenStep
+
+__all__ = ["check_installed", "read", "take"]
 
 
 def check_installed() -> None:
@@ -35,22 +37,21 @@ def check_installed() -> None:
         ) from None
 
 
-def in_parts(reference: Path, options: ReadOptions) -> Callable[[Mapping[str, Split]], Reading]:
-    """Return a function that reads a training step with regions in parts.
+def take(reference: Path, options: ReadOptions) -> TakenStep:
+    """Capture a training step of eager's ops, whose regions can run in parts.
 
     Args:
         reference: the reference, as `read` takes it.
         options: the options of `read`.
 
     Raises:
-        UsageError: see `read`; the function that is returned: a region cannot be split.
+        UsageError: see `read`.
         GraphError: see `read`.
     """
     check_installed()
     from remat_cli.pytorch.capture.reader import take_step
 
-    taken = take_step(str(reference), options)
-    return lambda cuts: taken.in_parts(cuts).reading()
+    return take_step(str(reference), options, to_split=True)
 
 
 def read(reference: Path, options: ReadOptions) -> Reading:

@@ -57,6 +57,10 @@ _FUSED = (
     "ops are those that inductor fuses into kernels: what these take in memory is known once they are compiled "
     "(verify --execute)"
 )
+_FUSED_IN_PARTS = (
+    "ops are eager's, among which parts are found; inductor fuses what lies between the writes of parts, and what that "
+    "takes in memory is known once it is compiled (plan, verify --execute)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,34 +172,35 @@ def read_step(reference: str, options: ReadOptions) -> Reading:
 
     whole = options.fused or bool(options.parts)
     try:
-        seen = capture(step, device, reference, None if whole else foresee, fused=options.fused)
+        seen = capture(step, device, reference, None if whole else foresee, fused=options.is_decomposed)
         return taken(*seen).reading()
     except _Answered as answered:
         return answered.reading
 
 
 @no_search_for_garbage()
-def take_step(reference: str, options: ReadOptions) -> TakenStep:
+def take_step(reference: str, options: ReadOptions, *, to_split: bool = False) -> TakenStep:
     """Have torch capture a training step, without weights and without memory for its tensors.
 
     Args:
         reference: FILE.py:NAME, package.module:NAME, or a model's config.
         options: its dims are the function's keyword arguments.
+        to_split: its regions are going to run in parts, which are found among eager's ops.
 
     Raises:
         UsageError: the function does not exist, or does not take these options.
         GraphError: the function returns no training step, or one that torch cannot capture as one graph.
     """
-    step, device, notes = built_step(reference, options)
-    step, captured = capture(step, device, reference, fused=options.fused)
+    step, device, notes = built_step(reference, options, to_split=to_split)
+    step, captured = capture(step, device, reference, fused=options.is_decomposed and not to_split)
     joint = Joint.with_losses_alone(captured)
     return TakenStep(reference, step, captured, joint, device, notes).in_parts(options.cuts)
 
 
-def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[str, ...]]:
+def built_step(reference: str, options: ReadOptions, *, to_split: bool = False) -> tuple[Step, str, tuple[str, ...]]:
     """Return a training step without data, its device, and notes.
 
-    The kernels of this kind of device are read.
+    The kernels of this kind of device are read. Arguments are those of `take_step`.
 
     Raises:
         UsageError: the function does not exist, or does not take these options.
@@ -218,7 +223,7 @@ def built_step(reference: str, options: ReadOptions) -> tuple[Step, str, tuple[s
     device, notes = _device(weightless.device_type)
     notes.extend(notes_on_step(reference, step))
     if options.fused:
-        notes.append(_FUSED)
+        notes.append(_FUSED if options.is_decomposed and not to_split else _FUSED_IN_PARTS)
     return step, device, tuple(notes)
 
 

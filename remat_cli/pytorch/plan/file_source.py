@@ -36,6 +36,11 @@ class FileSource(ScheduleSource):
     strict: bool = False
 
     @property
+    def is_decomposed(self) -> bool:
+        """See `ScheduleSource.is_decomposed`."""
+        return self.fused and not self.file.cuts
+
+    @property
     def budget_text(self) -> str:  # type: ignore[override]
         """The path of the file."""
         return str(self.path)

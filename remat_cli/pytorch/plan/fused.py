@@ -187,7 +187,7 @@ def _by_peak(plan: CompiledPasses) -> tuple[int, float]:
 
 def _corrected_plan(source: ScheduleSource, given_piece: Piece, sized: SizedJoint | None) -> CompiledPasses:
     """Plan and compile a step; arguments and errors are those of `fused_plan`."""
-    known: KnownPieces | None = {} if source.splits else None
+    known: KnownPieces | None = None if source.is_decomposed else {}
     piece, planned = source.planned(given_piece)
     given = planned.budget_bytes
     budget = given or sys.maxsize  # a schedule from a file has no budget
@@ -209,7 +209,10 @@ def _corrected_plan(source: ScheduleSource, given_piece: Piece, sized: SizedJoin
         if not fits and not keeps_order:
             keeps_order = True
             continue
-        asked = int(budget * _LOOSER[len(compiled) - 1]) if source.is_smallest else _corrected(asked, peak, budget)
+        if source.is_smallest:
+            asked = int(budget * _LOOSER[len(compiled) - 1])
+        else:
+            asked = corrected_budget(asked, planned.predicted_peak_bytes, peak, budget)
         try:
             within = source.within(asked)
             piece, another = within.planned(given_piece)
@@ -229,16 +232,18 @@ def _corrected_plan(source: ScheduleSource, given_piece: Piece, sized: SizedJoin
     return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=words))
 
 
-def _corrected(asked: int, peak: int, budget: int) -> int:
+def corrected_budget(asked: int, planned: int, peak: int, budget: int) -> int:
     """Return the budget of the next plan.
 
     Args:
         asked: budget of the last plan.
+        planned: its peak on the graph.
         peak: its peak, once compiled.
         budget: what compiled plans are to fit.
     """
-    margin = int(_MARGIN * budget) if peak > budget else 0
-    return asked + budget - peak - margin
+    if peak <= budget:
+        return asked + budget - peak
+    return min(asked, planned) + budget - peak - int(_MARGIN * budget)
 
 
 def _above(plan: CompiledPasses, budget: int, compiled: int) -> DoesNotFit:

@@ -35,6 +35,7 @@ from remat_cli.pytorch.memory.memory import Allocations, allocations_of, peak_of
 from remat_cli.pytorch.plan.file_source import check_structure
 from remat_cli.pytorch.plan.fused import compiled_plan
 from remat_cli.pytorch.plan.record import GraphRecord
+from remat_cli.pytorch.programs.pieces import KnownPieces
 from remat_cli.pytorch.programs.program import Watch, divided
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.unstable import pytree
@@ -301,6 +302,7 @@ class StepRuns:
     def __post_init__(self) -> None:
         inputs = pytree.tree_leaves((self.step.inputs, dict(self.step.keyword_inputs)))
         tensors = [*self.named("buffer").values(), *(value for value in inputs if isinstance(value, torch.Tensor))]
+        self.pieces: KnownPieces | None = {} if self.cuts else None
         self.changing = [(tensor, tensor.detach().clone()) for tensor in tensors]
         # On a GPU the algorithm, and with it the memory, must not depend on earlier trials (untried).
         torch.backends.cudnn.benchmark = False
@@ -325,7 +327,9 @@ class StepRuns:
         self.tell("the step as it is")
         eager_call = callable_of(self.step.model)
         if self.fused:
-            eager_call = torch.compile(eager_call, fullgraph=True, dynamic=False)
+            # Parts are of eager's ops, and so are the numbers that they draw.
+            draws_as_eager: dict[str, Any] = {"fallback_random": bool(self.cuts)}
+            eager_call = torch.compile(eager_call, fullgraph=True, dynamic=False, options=draws_as_eager)
         with explaining_failure(self.where), needing_compiler():
             eager = self.results(eager_call)
         self.tell("the step as it is, for its peak")
@@ -417,13 +421,13 @@ class StepRuns:
             forward, backward = divided(joint, schedule, watch)
             if self.fused:
                 planned = GraphRecord.of(self.graph, schedule, self.replay(schedule))
-                fused = compiled_plan(joint, planned, captured.forward_outputs)
+                fused = compiled_plan(joint, planned, captured.forward_outputs, known=self.pieces)
                 self.compiled_peaks[id(schedule)] = fused.planned.predicted_peak_bytes - self.graph.fixed_bytes
                 run_by(forward, fused.forward.run)
                 run_by(backward, fused.backward.run)
             return forward, backward
 
-        return compiled(callable_of(self.step.model), divide, fused=self.fused)
+        return compiled(callable_of(self.step.model), divide, fused=self.fused and not self.cuts)
 
     def run(self, call: Callable[..., Any], see: Callable[[int, torch.Tensor], None] = lambda *_: None) -> None:
         """Run forward and backward pass once.
