@@ -25,7 +25,7 @@ from remat_cli.units import format_bytes, format_share, format_time
 from tests.graphs import graph_of, op, training_chain
 from tests.places import GRAPHS
 from tests.plans import prepared
-from tests.unit.reports.rendering import Claims, moving, planning, solved
+from tests.unit.reports.rendering import Claims, moving, planning, solved, solved_in_parts
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
@@ -235,6 +235,23 @@ def test_the_plain_run_and_steps_can_be_looked_at(page: Page, report: Path) -> N
     page.locator("#axis").get_by_text("steps").click()
     page.evaluate("draw()")
     assert page.locator("#range").inner_text() == "0 to 10 steps"
+
+
+def test_the_plain_run_of_a_step_in_parts_has_the_ops_of_the_step(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(plan_page(planning(solved_in_parts())))
+    opened(page, path)
+    names = "[ui.run.label, ui.graph.opNames, ui.rows.map((row) => ui.graph.names[row])]"
+    in_parts = ["plan", ["f1", "f2_part0", "f2_part1"], ["t1", "t2", "t3"]]
+    assert page.evaluate(names) == in_parts
+    page.evaluate("select(ui.graph.names.indexOf('t2'))")
+    page.locator("#run").select_option(label="plain run")
+    assert page.evaluate(names) == ["plain run", ["f1", "f2"], ["t1", "t2"]]
+    assert page.locator("#details .name").inner_text() == "t2"
+    assert "f2_part0" not in page.locator("#details").inner_text()
+    page.locator("#largest").get_by_role("button", name="t1").click()
+    assert page.evaluate(names) == in_parts
+    assert page.locator("#details .name").inner_text() == "t1"
 
 
 def test_names_in_the_tables_lead_to_the_lifetimes(page: Page, report: Path) -> None:

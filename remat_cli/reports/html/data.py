@@ -21,22 +21,28 @@ _LONGEST_TYPE = 40
 
 
 def script_data(stories: Mapping[str, Story], budget_bytes: int | None) -> str:
-    """Return runs of one graph as JSON for a `<script>` element.
+    """Return runs as JSON for a `<script>` element.
+
+    The plain run of a step in parts is of another graph, the step as the user gave it.
 
     Args:
         stories: runs by name, the plain run first.
         budget_bytes: budget of the last run; None without one.
     """
-    graph = next(iter(stories.values())).run.graph
-    names = [*graph.inputs, *(name for op in graph.ops for name in op.outputs)]
-    numbers = {name: number for number, name in enumerate(names)}
+    graphs = list({id(story.run.graph): story.run.graph for story in stories.values()}.values())
+    names = [[*graph.inputs, *(name for op in graph.ops for name in op.outputs)] for graph in graphs]
+    runs = []
+    for label, story in stories.items():
+        number = next(number for number, graph in enumerate(graphs) if graph is story.run.graph)
+        runs.append({"label": label, "graph": number, **_run(story, names[number])})
     document = {
-        "unit": graph.time_unit,
+        "unit": graphs[0].time_unit,
         "budget": budget_bytes,
-        "fixed": graph.fixed_bytes,
-        "ops": _ops(graph),
-        "tensors": _tensors(graph, names),
-        "runs": [{"label": label, **_run(story, names, numbers)} for label, story in stories.items()],
+        "graphs": [
+            {"fixed": graph.fixed_bytes, "ops": _ops(graph), "tensors": _tensors(graph, own)}
+            for graph, own in zip(graphs, names, strict=True)
+        ],
+        "runs": runs,
     }
     # No name can end the script element, or open a comment there.
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
@@ -76,8 +82,8 @@ def _kind(tensor: Tensor) -> str:
     return shorten(", ".join(part for part in (clean(tensor.dtype or ""), shape, view) if part), 2 * _LONGEST_NAME)
 
 
-def _run(story: Story, names: Sequence[str], numbers: Mapping[str, int]) -> dict[str, Any]:
-    graph = story.run.graph
+def _run(story: Story, names: Sequence[str]) -> dict[str, Any]:
+    graph, numbers = story.run.graph, {name: number for number, name in enumerate(names)}
     op_numbers = {op.name: number for number, op in enumerate(graph.ops)}
     steps = [story.run.schedule.steps[index] for index in story.steps]
     return {

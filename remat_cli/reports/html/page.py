@@ -177,8 +177,6 @@ def html_bytes(page: Page) -> bytes:
     style, script = _asset("style.css"), "".join(map(_asset, _SCRIPTS))
     stories = {"plain run": Story(page.plain)}
     if page.run is not None:
-        if page.run.graph is not page.plain.graph:  # the charts that zoom are of one graph
-            stories = {"plain run in parts": Story(Run.plain(page.run.graph))}
         stories["closest run" if page.name == "closest" else page.name] = Story(page.run)
     parts = {
         "policy": _policy(style, script),

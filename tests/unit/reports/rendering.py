@@ -11,10 +11,10 @@ from rich.console import Console, RenderableType
 from remat_cli.config import PlannerChoice
 from remat_cli.core.graph import Graph
 from remat_cli.core.link import Duplex, Link
-from remat_cli.core.problem import Budget, Observer, PlanResult, Problem
+from remat_cli.core.problem import Budget, Observer, PlanResult, Problem, Status
 from remat_cli.core.schedule import Compute, Free, Offload, Prefetch, Schedule, Step, Wait, input_order, with_frees
 from remat_cli.core.simulate import simulate
-from remat_cli.core.solve import Solution, solve
+from remat_cli.core.solve import Solution, compared_with, solve
 from remat_cli.planning import Planning, Request, SmallestBudget
 from remat_cli.prepare import Prepared
 from remat_cli.reports.timeline import Run
@@ -58,6 +58,17 @@ class Claims:
 def solved(graph: Graph, budget_bytes: int, result: PlanResult) -> Solution:
     """Return what `solve` makes of a planner's claim."""
     return solve(Problem(graph, Budget(budget_bytes)), Claims(result))
+
+
+def solved_in_parts() -> Solution:
+    """Return the plan of a chain whose second op runs in two parts, beside the chain as the user gave it."""
+    whole = chain(4 * 10**6, 10**6)
+    parts = chain(4 * 10**6, 10**6, 10**6)
+    ops = ("f1", "f2_part0", "f2_part1")
+    named = [one.edited(name=name) for one, name in zip(parts.ops, ops, strict=True)]
+    divided = parts.edited(ops=tuple(named)).checked()
+    result = PlanResult(Status.FEASIBLE, schedule=with_frees(divided, ops))
+    return compared_with(solved(divided, 2**40, result), whole)
 
 
 def run_of(graph: Graph, *computes: str) -> Run:

@@ -20,16 +20,12 @@ const ui = {
 
 function start() {
   const data = JSON.parse($("data").textContent);
-  ui.graph = readGraph(data);
-  ui.runs = data.runs.map((raw, index) => ({ ...readRun(raw, ui.graph), isPlain: index === 0 }));
+  const graphs = data.graphs.map((raw) => readGraph(raw, data));
+  ui.runs = data.runs.map((raw, index) => ({ ...readRun(raw, graphs[raw.graph]), isPlain: index === 0 }));
   for (const run of ui.runs) {
-    run.firstBackward = run.subject.findIndex((op, moment) => run.doing[moment] <= RERUN && ui.graph.backward[op]);
+    run.firstBackward = run.subject.findIndex((op, moment) => run.doing[moment] <= RERUN && run.graph.backward[op]);
   }
-  ui.run = ui.runs[ui.runs.length - 1];
-  ui.haystack = ui.graph.names.map((name, tensor) => {
-    const op = ui.graph.producer[tensor];
-    return `${name}\n${op < 0 ? "" : `${ui.graph.opNames[op]}\n${ui.graph.opTypes[op]}`}`.toLowerCase();
-  });
+  chooseRun(ui.runs[ui.runs.length - 1]);
   const peaks = ui.runs.map((run) => run.memory[run.peak]), { budget } = ui.graph;
   ui.top = Math.max(1, ...peaks);
   // A budget far above everything would press the chart flat.
@@ -50,6 +46,20 @@ function start() {
   $("lifetimes").style.height = `${Math.min(460, Math.max(120, ui.graph.names.length * ROW + 2))}px`;
   layOut();
   chooseRows();
+}
+
+/** Show the lifetimes of a run; a step in parts and its plain run have a graph each. */
+function chooseRun(run) {
+  const selected = ui.selected < 0 ? undefined : ui.graph.names[ui.selected];
+  ui.run = run;
+  if (ui.graph === run.graph) return;
+  ui.graph = run.graph;
+  ui.selected = ui.graph.names.indexOf(selected);
+  ui.hovered = undefined;
+  ui.haystack = ui.graph.names.map((name, tensor) => {
+    const op = ui.graph.producer[tensor];
+    return `${name}\n${op < 0 ? "" : `${ui.graph.opNames[op]}\n${ui.graph.opTypes[op]}`}`.toLowerCase();
+  });
 }
 
 const totalOf = () => Math.max(...ui.runs.map((run) => ui.edges(run)[run.moments]));
@@ -73,14 +83,14 @@ function fillChoices() {
     ...(ui.run.doing.includes(RERUN) ? [swatch("away", "dropped for a while")] : []),
     ...(ui.graph.producer.some((op) => op < 0) ? [swatch("input", "graph input")] : []),
   );
-  const views = ui.graph.bytes.reduce((sum, size) => sum + (size === 0), 0);
-  $("views-label").hidden = views === 0 || views === ui.graph.bytes.length;
-  $("views").checked = views === ui.graph.bytes.length;
-  $("views-label").lastElementChild.textContent = `${grouped(views)} of 0 bytes too`;
-  fillFates();
+  $("views").checked = fillFates() === ui.graph.bytes.length;
 }
 
+/** Fill in what is chosen by; return the number of tensors without bytes. */
 function fillFates() {
+  const views = ui.graph.bytes.reduce((sum, size) => sum + (size === 0), 0);
+  $("views-label").hidden = views === 0 || views === ui.graph.bytes.length;
+  $("views-label").lastElementChild.textContent = `${grouped(views)} of 0 bytes too`;
   const counts = Object.fromEntries(FATES.map((fate) => [fate, 0]));
   ui.fates = ui.graph.names.map((_, tensor) => fateOf(ui.run, tensor));
   for (const fate of ui.fates) counts[fate]++;
@@ -88,6 +98,7 @@ function fillFates() {
   $("fate").replaceChildren(new Option("all tensors", ""));
   for (const fate of FATES) if (counts[fate]) $("fate").add(new Option(`${fate} (${grouped(counts[fate])})`, fate));
   $("fate").value = counts[chosen] ? chosen : "";
+  return views;
 }
 
 /** Measure the page, and draw. */
@@ -341,7 +352,7 @@ function listen() {
   });
   $("rows").addEventListener("input", layOut);
   $("run").addEventListener("input", () => {
-    ui.run = ui.runs[$("run").value];
+    chooseRun(ui.runs[$("run").value]);
     fillFates();
     select(ui.selected);
     chooseRows();
@@ -502,15 +513,20 @@ function listenToTheme() {
 
 /** Names in the tables lead to the tensors that they are of; the name of an op, to what it makes. */
 function linkNames() {
-  const made = ui.graph.opNames.map(() => []);
-  ui.graph.producer.forEach((op, tensor) => { if (op >= 0) made[op].push(tensor); });
+  const { graph } = ui;
+  const made = graph.opNames.map(() => []);
+  graph.producer.forEach((op, tensor) => { if (op >= 0) made[op].push(tensor); });
   for (const name of document.querySelectorAll(".name[data-op]")) {
     const tensors = made[name.dataset.op];
-    const tensor = tensors[name.dataset.output] ?? tensors.find((each) => ui.graph.bytes[each] > 0) ?? tensors[0];
+    const tensor = tensors[name.dataset.output] ?? tensors.find((each) => graph.bytes[each] > 0) ?? tensors[0];
     if (tensor === undefined) continue;
     const button = element("button", "link name", name.textContent);
     button.type = "button";
     button.onclick = () => {
+      if (ui.graph !== graph) {
+        $("run").value = ui.runs.length - 1;
+        $("run").dispatchEvent(new Event("input"));
+      }
       lookUp(tensor);
       $("timeline").scrollIntoView({ block: "start" });
       $("lifetimes").focus({ preventScroll: true });

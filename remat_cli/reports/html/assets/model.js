@@ -4,12 +4,11 @@
 const FIRST_RUN = 0, RERUN = 1, OFFLOAD = 2, PREFETCH = 3, WAIT = 4;
 const MADE = 0, RECOMPUTED = 1, FETCHED = 2, GIVEN = 3;
 
-function readGraph(data) {
-  const { ops, tensors } = data;
+function readGraph({ ops, tensors, fixed }, { unit, budget }) {
   return {
-    unit: data.unit,
-    budget: data.budget,
-    fixed: data.fixed,
+    unit,
+    budget,
+    fixed,
     opNames: ops.names,
     opTypes: ops.type.map((type) => ops.types[type]),
     opTime: ops.time,
@@ -28,6 +27,7 @@ function readRun(raw, graph) {
   raw.durations.forEach((duration, moment) => { ends[moment + 1] = ends[moment] + duration; });
   const run = {
     label: raw.label,
+    graph,
     moments,
     doing: raw.doing,
     subject: raw.subject,

@@ -18,7 +18,7 @@ from remat_cli.core.schedule import with_frees
 from remat_cli.reports.html.page import plan_page
 from tests.graphs import graph_of, op, training_chain
 from tests.plans import prepared
-from tests.unit.reports.rendering import planning, solved
+from tests.unit.reports.rendering import planning, solved, solved_in_parts
 
 NASTY = "</script><!--<script>alert(1)</script>\x1b[31m\u202e\u2028\"'&${data} $title"
 
@@ -105,8 +105,15 @@ def test_the_tables_stand_there_without_the_script(content: bytes) -> None:
 def test_data_holds_both_runs(content: bytes) -> None:
     data = _Page(content).data
     assert [run["label"] for run in data["runs"]] == ["plain run", "plan"]
-    assert data["ops"]["names"] == ["f1", "f2", "f3", "loss", "b3", "b2", "b1"]
+    assert data["graphs"][0]["ops"]["names"] == ["f1", "f2", "f3", "loss", "b3", "b2", "b1"]
     assert data["runs"][1]["doing"] == [0, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_the_plain_run_beside_a_plan_in_parts_is_of_the_graph_without() -> None:
+    data = _Page(plan_page(planning(solved_in_parts()))).data
+    assert [(run["label"], run["graph"]) for run in data["runs"]] == [("plain run", 0), ("plan", 1)]
+    assert [graph["ops"]["names"] for graph in data["graphs"]] == [["f1", "f2"], ["f1", "f2_part0", "f2_part1"]]
+    assert [len(run["doing"]) for run in data["runs"]] == [2, 3]
 
 
 @pytest.mark.parametrize("name", [NASTY, "x" * 10_000_000, "\x00\u0007\ud7ff"])
@@ -117,7 +124,7 @@ def test_names_stay_harmless_and_short(name: str) -> None:
     assert [tag for tag, _ in page.elements].count("script") == 2
     assert not any(ord(character) < 32 and character != "\n" for character in content.decode())
     assert not set("\u202e\u2028") & set(content.decode())
-    assert len(page.data["ops"]["names"][0]) <= 120
+    assert len(page.data["graphs"][0]["ops"]["names"][0]) <= 120
     assert len(content) < 200_000
 
 
