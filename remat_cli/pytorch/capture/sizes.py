@@ -2,7 +2,8 @@
 
 A plan needs known sizes. So the graph is rewritten for certain sizes, as if it had been captured with them. Every
 tensor has its size there. A value computed from sizes, such as a view's shape, is a *size node*: it has its value at
-these sizes, and stands for the expression that gives the value at others.
+these sizes, and stands for the expression that gives the value at others. A graph of fixed sizes has no symbols, and
+is taken as it is.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class Sizes:
     Attributes:
         captured: the graph as torch handed it over; `rewritten`, with a size node for each expression.
         expressions: expressions of the size nodes, in order.
-        symbols: sizes that differ between calls.
+        symbols: sizes that differ between calls; none where all sizes are fixed.
         first: their values when torch captured the graph.
         read_from: for each symbol, the place among the primals of one that tells its value; and which of that tensor's
             dimensions it is, None where the primal is the number itself.
-        environment: torch's knowledge of the symbols.
+        environment: torch's knowledge of the symbols; None where there are none.
     """
 
     captured: Captured
@@ -93,8 +94,8 @@ class Sizes:
     environment: Any
 
     @classmethod
-    def of(cls, captured: Captured) -> Sizes | None:
-        """Return the symbols of a graph; None where all its sizes are known.
+    def of(cls, captured: Captured) -> Sizes:
+        """Return the symbols of a graph.
 
         Raises:
             GraphError: no plan can be made for the graph at any size.
@@ -110,9 +111,7 @@ class Sizes:
                     read_from.setdefault(symbol, (place, dimension))
                     first[symbol] = size.node.hint
                     environment = size.node.shape_env
-        if not read_from:
-            return None
-        with_nodes, expressions = _with_size_nodes(without_inputs(captured))
+        with_nodes, expressions = _with_size_nodes(captured) if read_from else (captured, ())
         return cls(
             rewritten(with_nodes),
             expressions,
@@ -174,6 +173,8 @@ class Sizes:
 
     def allows(self, values: Values) -> bool:
         """Tell whether torch would run the graph at these sizes, as far as its guards say."""
+        if not self.symbols:
+            return True
         at = substitution(self.symbols, values)
         ranges = (self.environment.var_to_range[symbol] for symbol in self.symbols)
         within = all(bounds.lower <= value <= bounds.upper for bounds, value in zip(ranges, values, strict=True))
@@ -181,6 +182,17 @@ class Sizes:
 
     def at(self, values: Values) -> SizedJoint:
         """Return the graph as if it had been captured at these sizes."""
+        return self._at_first if values == self.first else self._at(values)
+
+    @cached_property
+    def _at_first(self) -> SizedJoint:
+        return self._at(self.first)
+
+    def _at(self, values: Values) -> SizedJoint:
+        if not self.symbols:
+            joint = Joint.of(self.captured)
+            known = {storage.name: storage.bytes for storage in joint.storages.values()}
+            return SizedJoint(self, values, self.captured, joint, known)
         fixed = _Fixed(self.captured, substitution(self.symbols, values))
         captured = fixed.captured()
         joint = Joint.of(captured)
@@ -252,18 +264,22 @@ def input_shapes(captured: Captured, known: Callable[[Any], int] = int) -> dict[
     }
 
 
-def without_inputs(captured: Captured) -> Captured:
-    """Return a capture without the call's tensors, which use memory."""
-    return replace(captured, primals=tuple(map(_kept, captured.primals)))
+def without_inputs(captured: Captured, modules: Sequence[nn.Module] = ()) -> Captured:
+    """Return a capture without the call's tensors, which would stay in memory.
 
-
-def _kept(primal: Primal) -> Primal:
-    """Return a primal without its value, unless the model has the value.
-
-    A value of the call would stay in memory.
+    Args:
+        captured: the capture.
+        modules: modules whose parameters and buffers stay, by whatever name the graph reads them.
     """
-    of_model = isinstance(primal.value, nn.Parameter) or _OF_MODULE.search(primal.source)
-    return primal if of_model else replace(primal, value=None)
+    own = {storage_key(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+
+    def kept(primal: Primal) -> Primal:
+        value = primal.value
+        is_own = isinstance(value, nn.Parameter) or bool(_OF_MODULE.search(primal.source))
+        is_own = is_own or (value is not None and storage_key(value) in own)
+        return primal if is_own else replace(primal, value=None)
+
+    return replace(captured, primals=tuple(map(kept, captured.primals)))
 
 
 def _input_name(source: str, root: str) -> str:

@@ -127,7 +127,7 @@ class Captures:
         self._fused = fused
         self._former: dict[str, RegionCall] = {}  # of the step before, by name
         self._guarded: dict[object, GuardedCaptures] = {}  # that take sizes, by function and place
-        self._sizes: dict[Captured, Sizes | None] = {}
+        self._sizes: dict[Captured, Sizes] = {}
 
     def groups(self, calls: Sequence[RegionCall]) -> tuple[list[CallGroup], dict[int, GraphError]]:
         """Group the calls of a step.
@@ -185,7 +185,7 @@ class Captures:
             return None
         if group.captured not in self._sizes:
             self._sizes[group.captured] = Sizes.of(group.captured)
-        if (sizes := self._sizes[group.captured]) is None:
+        if not (sizes := self._sizes[group.captured]).symbols:
             return group
         return replace(group, sizes=sizes, values=sizes.values_given(reached[1]), seen=guarded.seen)
 

@@ -1,4 +1,7 @@
-"""One captured graph for calls of many sizes, run by few plans.
+"""One captured graph for calls of one size or many, run by few plans.
+
+A new plan follows if a measured step used memory unknown to the plan, or if the first backward pass shows that the
+caller has freed outputs before it.
 
 A plan for some sizes is carried over to others of the same ops if it fits there (`sized_memory`). If not, or if it
 would cost needless time, a plan is made for these sizes, with some room for larger ones. The first plan is for the
@@ -12,6 +15,7 @@ torch is given two graphs that stand for all of these plans (`slots`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +37,7 @@ from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.carrying import WORTH, is_much_smaller, wants_new_plan
 from remat_cli.pytorch.plan.fused import CompiledPasses
-from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord
+from remat_cli.pytorch.plan.record import GraphRecord, PlanRecord, notify
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, SizedMemory
 from remat_cli.pytorch.plan.source import ScheduleSource
@@ -97,7 +101,7 @@ class _Here:
 
 
 class SizedStep:
-    """A captured graph for calls of many sizes.
+    """A captured graph for calls of one size or many.
 
     Attributes:
         is_stale: whether to plan again before the next run.
@@ -105,14 +109,13 @@ class SizedStep:
 
     def __init__(
         self,
-        sizes: Sizes,
         given: Captured,
         keeper: BudgetKeeper,
         record: PlanRecord,
         modules: Sequence[nn.Module],
     ) -> None:
         self.is_stale = self._again = False
-        self._sizes = sizes
+        self._sizes = sizes = Sizes.of(given)
         self._outputs = given.released
         self._released = given.released.known
         self._keeper, self._source = keeper, keeper.source
@@ -132,7 +135,12 @@ class SizedStep:
         Raises:
             DoesNotFit: no plan fits there.
         """
-        self._number(self._sizes.first)
+        try:
+            self._number(self._sizes.first)
+        except DoesNotFit as refusal:
+            sized = self._sizes.at(self._sizes.first)
+            piece = Piece(sized.joint, sized.in_numbers, self._modules).releasing(self._outputs.possible)
+            raise self._source.explained(refusal, piece) from None
         return self._slots.interface(self.run_forward, self.run_backward)
 
     def run_forward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -141,7 +149,8 @@ class SizedStep:
         Raises:
             DoesNotFit: no plan fits at these sizes.
         """
-        if self.is_stale or self._outputs.known != self._released:
+        is_released = self._outputs.known != self._released and not self._source.is_given
+        if self.is_stale or is_released:
             if self._released != (released := self._outputs.known):
                 self._source.regrant()
             self.is_stale, self._released = False, released
@@ -347,8 +356,7 @@ class SizedStep:
             DoesNotFit: no plan fits.
         """
         sized = self._first if asked == self._largest else self._sizes.at(asked)
-        is_in_numbers = self._kernels is None and self._source.splits
-        captured = sized.in_numbers if is_in_numbers else sized.captured
+        captured = sized.in_numbers if self._source.splits else sized.captured
         piece = Piece(sized.joint, captured, self._modules).releasing(self._released)
 
         def make(source: ScheduleSource, piece: Piece) -> tuple[tuple[Joint, CompiledPasses | None], GraphRecord]:
@@ -364,10 +372,12 @@ class SizedStep:
             result = make(self._source, piece)
         (joint, compiled), planned = result
         sized = replace(sized, joint=sized.joint.releasing(joint.released))
+        if planned.schedule.has_transfers and joint.device == "cpu":
+            text = "the plan moves tensors to the host, which is the device here: that saves no memory"
+            notify(logging.WARNING, text)
         planned = replace(planned, inputs=self._sizes.input_shapes(asked))
-        here = _Here(
-            values, in_parts={planned.graph: (joint, planned.graph)} if planned.cuts and asked == values else {}
-        )
+        is_written_here = bool(planned.cuts) and compiled is None and asked == values
+        here = _Here(values, in_parts={planned.graph: (joint, planned.graph)} if is_written_here else {})
         functions = _functions(joint, planned, compiled)
         passes = _SizedPasses(planned, sized, planned.schedule, planned.overhead, functions, compiled)
         at_values = planned if asked == values else self._at(passes, here)
@@ -379,7 +389,7 @@ class SizedStep:
         else:
             own.carried.append(at_values)
         passes = replace(passes, planned=own)
-        if not self._sized_passes and self._is_worth_less(planned):
+        if self._sizes.symbols and not self._sized_passes and self._is_worth_less(planned):
             # The plain run is a plan, too, for smaller sizes.
             whole = _without_parts(own)
             plain = plain_run(whole.graph)
@@ -412,10 +422,10 @@ class SizedStep:
 
 
 def _functions(joint: Joint, planned: GraphRecord, compiled: CompiledPasses | None) -> PassFunctions | None:
-    """Return the functions of a plan; None for parts, which are written at the sizes of a call."""
-    if planned.cuts:
-        return None
-    return pass_functions(joint, planned.schedule) if compiled is None else compiled.functions(joint)
+    """Return the functions of a plan; None for parts of eager's ops, which are written at the sizes of a call."""
+    if compiled is not None:
+        return compiled.functions(joint)
+    return None if planned.cuts else pass_functions(joint, planned.schedule)
 
 
 def _without_parts(planned: GraphRecord) -> GraphRecord:

@@ -23,7 +23,7 @@ from remat_cli.pytorch.unstable.inductor import as_captured
 
 @dataclass(frozen=True, eq=False)
 class SizedKernels:
-    """Compiles plans of a captured graph for many sizes.
+    """Compiles plans of a captured graph, for many sizes if it has symbols.
 
     If torch finds while it compiles that kernels for all sizes do not hold at the plan's, they are compiled for these
     sizes alone.
@@ -47,10 +47,10 @@ class SizedKernels:
             RematError: see `fused_plan`.
         """
         piece = Piece(sized.joint, sized.captured, self.modules)
-        if self.sizes.allows(sized.values):
+        if self._may_hold_at_all(sized.values):
             with _captured_as(self.sizes.captured):
                 compiled = fused_plan(source, piece, sized)
-            if self.sizes.allows(sized.values):
+            if self._may_hold_at_all(sized.values):
                 return compiled
         with _captured_as(sized.captured):
             return fused_plan(source, piece)
@@ -66,10 +66,10 @@ class SizedKernels:
             RematError: see `compiled_plan`.
         """
         outputs = sized.captured.forward_outputs
-        if self.sizes.allows(sized.values):
+        if self._may_hold_at_all(sized.values):
             with _captured_as(self.sizes.captured):
                 compiled = compiled_plan(sized.joint, planned, outputs, sized=sized)
-            if self.sizes.allows(sized.values):
+            if self._may_hold_at_all(sized.values):
                 return compiled
         with _captured_as(sized.captured):
             return compiled_plan(sized.joint, planned, outputs)
@@ -83,6 +83,10 @@ class SizedKernels:
             values: the sizes.
         """
         return values == own if compiled.replay is None else self.sizes.allows(values)
+
+    def _may_hold_at_all(self, values: Values) -> bool:
+        """Return whether kernels for all sizes run at these."""
+        return bool(self.sizes.symbols) and self.sizes.allows(values)
 
 
 def _captured_as(captured: Captured) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from remat_cli.pytorch.capture.convert import graph_of
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, leaving_out, run_by
 from remat_cli.pytorch.capture.outputs import OutputGradients
-from remat_cli.pytorch.capture.sizes import Sizes, Values
+from remat_cli.pytorch.capture.sizes import Sizes, Values, without_inputs
 from remat_cli.pytorch.plan.file_source import structure_fault
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
@@ -160,8 +160,9 @@ class SizedRegion:
         return self._asked
 
     def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
+        captured = without_inputs(captured)
         sizes = Sizes.of(captured)
-        if sizes is not None:
+        if sizes.symbols:
             runs = _Runs(self, sizes, captured)
             return runs.interface()
         joint = Joint.of(captured)

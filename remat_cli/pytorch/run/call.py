@@ -25,7 +25,7 @@ from remat_cli.pytorch.capture.joint_capture import Captured, compiled
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.outputs import OutputGradients
 from remat_cli.pytorch.capture.reader import callable_of
-from remat_cli.pytorch.capture.sizes import Sizes
+from remat_cli.pytorch.capture.sizes import without_inputs
 from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed, is_sharded
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
@@ -34,7 +34,6 @@ from remat_cli.pytorch.plan.sized import SizedStep
 from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
 from remat_cli.pytorch.programs.self_test import self_test
-from remat_cli.pytorch.run.fixed import FixedStep
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import mode_that_watches
 from remat_cli.pytorch.unstable.front_end import CaptureError, captured_apart, is_passed_over
@@ -95,7 +94,7 @@ class PlannedCall:
                 hint="leave fused out, or plan by blocks (regions='layers.*')",
             )
         self._keeper = BudgetKeeper(source, self._watch, calls=source.calls)
-        self._steps: weakref.WeakSet[FixedStep | SizedStep] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[SizedStep] = weakref.WeakSet()
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
@@ -310,11 +309,7 @@ class PlannedCall:
             self._sizes_of_data += 1
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
-        if (sizes := Sizes.of(captured)) is not None:
-            sized = SizedStep(sizes, captured, self._keeper, self.record, self._modules)
-            self._steps.add(sized)
-            return sized.interface()
-        step = FixedStep(captured, self._keeper, self.record, self._modules)
+        step = SizedStep(without_inputs(captured, self._modules), self._keeper, self.record, self._modules)
         self._steps.add(step)
         return step.interface()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.sized import SizedStep, _larger
+from remat_cli.pytorch.plan.sized import _larger
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, resized
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
@@ -258,10 +259,8 @@ def test_kernels_memory_grows_with_their_tensors() -> None:
 def test_sizes_that_cannot_be_symbols_are_captured_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(*_: Any) -> None:
-        raise GraphError("no plan for these sizes")
-
-    monkeypatch.setattr(SizedStep, "__init__", refused)
+    with_size_nodes = "remat_cli.pytorch.capture.sizes._with_size_nodes"
+    monkeypatch.setattr(with_size_nodes, Mock(side_effect=GraphError("no plan for these sizes")))
     model, twin = twins(MLP)
     planned(model, budget=100_000)
     for size in (4, 6, 5, 4):
