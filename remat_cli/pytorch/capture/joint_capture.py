@@ -132,39 +132,6 @@ def compiled(
     return configured(function, backend, takes_sizes=takes_sizes, seen=seen, capture_context=capture_context)
 
 
-def compiled_variants(
-    function: Callable[..., Any],
-    variants: Callable[[], Mapping[int, Divide]],
-    variant: Callable[[], int],
-    gradients: OutputGradients,
-    *,
-    fused: bool = False,
-) -> Callable[..., Any]:
-    """Return a function that torch captures once, to run in several variants.
-
-    The next call chooses the variant.
-
-    Args:
-        function: the function.
-        variants: asked at a capture: divides the joint graph, by variant.
-        variant: asked at each run: the number of the variant.
-        gradients: outputs with a gradient.
-        fused: the joint graph has the ops that inductor fuses.
-    """
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runs = {
-            number: divided_by(module, inputs, divide, gradients, fused=fused) for number, divide in variants().items()
-        }
-
-        def run(*args: Any) -> Any:
-            return runs[variant()](*args)
-
-        return run
-
-    return configured(function, backend)
-
-
 class _Reached(BaseException):
     """Ends a call where its capture would run."""
 

@@ -74,7 +74,7 @@ def agreed(plan: PlannedStep, ranks: Ranks) -> PlannedStep:
     if not same or any([at for at, _ in offer[2]] != [at for at, _ in offers[0][2]] for offer in offers):
         return plan
     for kind, taken in zip(order, offers[0][4], strict=True):
-        kind.take(taken)
+        kind.take_schedules(taken)
     moments = {at: max(dict(offer[2])[at] for offer in offers) for at in plan.step.moments}
     always = max(offer[3] for offer in offers)
     kept = max(offer[5] for offer in offers)

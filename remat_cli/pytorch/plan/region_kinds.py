@@ -8,7 +8,6 @@ as shapes, element types, numbers among the attributes, the mode, and hooks on p
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,41 +18,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_cli.core.schedule import Schedule, plain_run
-from remat_cli.errors import GraphError, UsageError
-from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explained, explanation
-from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.joint_capture import (
-    Captured,
-    Divide,
-    GuardedCaptures,
-    boxed_backward,
-    compiled_variants,
-    leaving_out,
-    primals_of,
-)
+from remat_cli.core.schedule import Schedule
+from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture.capture_errors import explained
+from remat_cli.pytorch.capture.joint_capture import Captured, GuardedCaptures
 from remat_cli.pytorch.capture.outputs import OutputGradients
-from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.capture.step import Step
 from remat_cli.pytorch.capture.weightless import with_fake_tensors
 from remat_cli.pytorch.memory.shards import plain_copy
 from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.described import Described, DescribedShard
-from remat_cli.pytorch.plan.file_source import structure_fault
-from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
-from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized_memory import resized
-from remat_cli.pytorch.plan.sized_region import RegionHooks, SizedRegion, SizedSchedule, watch_runs
-from remat_cli.pytorch.programs.pieces import KnownPieces
-from remat_cli.pytorch.programs.program import divided
+from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
 from remat_cli.pytorch.unstable.front_end import SeenSizes
-from remat_cli.pytorch.unstable.inductor import as_captured
-from remat_cli.pytorch.unstable.joint_graphs import boxed, shards_take_sizes
+from remat_cli.pytorch.unstable.joint_graphs import shards_take_sizes
 from remat_cli.splitting import Split
 
 
@@ -71,7 +54,7 @@ def shared_forward(forward: Callable[..., Any], module: nn.Module) -> Callable[.
     return own
 
 
-def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls another.
 
     torch traces its own functions only if others call them.
@@ -90,18 +73,16 @@ class CallGroup:
     Attributes:
         calls: places of the calls.
         captured: joint graph of the calls.
-        function: the captured function: it takes the module first, and calls its forward method.
-        sizes: sizes that may differ in other calls; None for a capture of these sizes alone.
+        sizes: sizes that may differ in other calls.
         values: the sizes.
         seen: sizes that torch has seen.
     """
 
     calls: list[int]
     captured: Captured
-    function: Callable[..., Any]
-    sizes: Sizes | None = None
-    values: Values = ()
-    seen: SeenSizes = field(default_factory=SeenSizes)
+    sizes: Sizes
+    values: Values
+    seen: SeenSizes
 
 
 class Captures:
@@ -156,17 +137,17 @@ class Captures:
             is_shared = function is getattr(twin.forward, "__func__", None)
             takes_sizes = self._takes_sizes and (not call.is_split or shards_take_sizes())
             if takes_sizes and self._former and is_shared:
-                symbolic = GuardedCaptures(_called(function), gradients, takes_sizes=True, fused=self._fused)
+                symbolic = GuardedCaptures(called(function), gradients, takes_sizes=True, fused=self._fused)
                 guarded = self._guarded.setdefault(key, symbolic)
                 with suppress(GraphError):  # then it is captured for these sizes alone
                     reach(guarded, *before)  # torch sees by it what differs
-                    group = self._sized(guarded, reach(guarded, *now), _called(function))
+                    group = self._group(guarded, reach(guarded, *now))
             try:
                 if group is None:
                     self.hold_elsewhere = False
-                    unsized = GuardedCaptures(_called(function), gradients, fused=self._fused)
+                    unsized = GuardedCaptures(called(function), gradients, fused=self._fused)
                     guarded = static.setdefault(key, unsized)
-                    group = _captured(guarded, reach(guarded, *now), _called(function))
+                    group = self._group(guarded, reach(guarded, *now))
             except GraphError as error:
                 refused[place] = error.with_traceback(None)  # which keeps all frames of this call
                 continue
@@ -177,24 +158,14 @@ class Captures:
         self._former = {call.name: call for call in calls}
         return list(groups.values()), refused
 
-    def _sized(
-        self, guarded: GuardedCaptures, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
-    ) -> CallGroup | None:
-        group = _captured(guarded, reached, function)
-        if group is None or reached is None:
+    def _group(self, guarded: GuardedCaptures, reached: tuple[int, Sequence[Any]] | None) -> CallGroup | None:
+        """Return the group of a call by its capture; None if nothing in it needs a gradient."""
+        if reached is None or (captured := guarded.captured[reached[0]]) is None:
             return None
-        if group.captured not in self._sizes:
-            self._sizes[group.captured] = Sizes.of(group.captured)
-        if not (sizes := self._sizes[group.captured]).symbols:
-            return group
-        return replace(group, sizes=sizes, values=sizes.values_given(reached[1]), seen=guarded.seen)
-
-
-def _captured(
-    guarded: GuardedCaptures, reached: tuple[int, Sequence[Any]] | None, function: Callable[..., Any]
-) -> CallGroup | None:
-    captured = None if reached is None else guarded.captured[reached[0]]
-    return None if captured is None else CallGroup([], captured, function)
+        if captured not in self._sizes:
+            self._sizes[captured] = Sizes.of(captured)
+        sizes = self._sizes[captured]
+        return CallGroup([], captured, sizes, sizes.values_given(reached[1]), guarded.seen)
 
 
 def _arguments(call: RegionCall) -> Any:
@@ -239,113 +210,49 @@ def _twins(calls: Sequence[RegionCall]) -> list[nn.Module]:
     return [plain_copy(call.module, memo) for call in calls]
 
 
-@dataclass(frozen=True, eq=False)
-class SizedKind:
-    """Plans of regions for many sizes.
+@dataclass(eq=False)
+class RegionKind:
+    """The plans of regions of one kind, for certain sizes.
 
     Attributes:
         region: runs the plans.
         sizes: sizes that differ between calls.
         planned_at: the graph at the plans' own sizes.
-        plans: plans in the order of the kind's.
-        values: sizes at which their memory is in the budget.
+        values: sizes at which the plans' memory is in the budget.
         call: a call with these sizes.
+        points: the plans as measured by the judge, the plain one first.
+        plans: the same plans as they run.
+        graphs: their graphs, whole and in parts; None for plans of other sizes.
+        compiled: places of plans whose kernels' memory is known.
     """
 
     region: SizedRegion
     sizes: Sizes
     planned_at: SizedJoint
-    plans: tuple[SizedSchedule, ...]
     values: Values
     call: RegionCall
-
-    def run(self, plan_index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run a region by one of the plans."""
-        return self.region.run(self.plans[plan_index], self.values, module, args, kwargs)
-
-    def is_compiled(self, plan_index: int) -> bool:
-        """Return whether a plan has compiled kernels."""
-        return self.region.kernels is not None and self.plans[plan_index] in self.region.kernels
-
-    def compiled(self, plan_index: int) -> CompiledPasses | None:
-        """Return the compiled kernels of a plan for these sizes; None if eager's kernels run.
-
-        Raises:
-            RematError: see `RegionKernels.of`.
-        """
-        kernels = self.region.kernels
-        return None if kernels is None else kernels.of(self.plans[plan_index], self.values)
-
-    def points_at(self, values: Values) -> tuple[CurvePoint, ...]:
-        """Return the plans at other sizes, as measured by the judge."""
-        sizes = self.sizes.bytes_at(self.planned_at, values)
-        outputs = sum(sizes[storage.name] for storage in self.planned_at.joint.returned)
-        graph = resized(self.plans[0].graph, sizes)
-        return tuple(CurvePoint.of(graph, plan.schedule, outputs) for plan in self.plans)
-
-
-@dataclass(eq=False)
-class RegionKind:
-    """Runs regions of one kind by their plans.
-
-    Attributes:
-        name: name of the first region.
-        function: their forward method, which takes the module first.
-        gradients: outputs with a gradient.
-        points: their plans, the plain one first.
-        sized: runs them at many sizes; None for a capture of their sizes alone.
-        captured: the planned graph, if inductor's kernels will run at its sizes alone; else None.
-        compiled: compiled plans by place.
-        pieces: pieces compiled so far, if regions may run in parts, and inductor decomposes each piece; else None.
-        hooks: called around their passes.
-        used: places of the used plans.
-        graphs: their graphs, whole and in parts; None for plans of other sizes.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    gradients: OutputGradients
-    points: tuple[CurvePoint, ...]
-    sized: SizedKind | None = None
-    captured: Captured | None = None
-    compiled: dict[int, CompiledPasses] = field(default_factory=dict)
-    pieces: KnownPieces | None = None
-    hooks: RegionHooks = field(default_factory=RegionHooks)
-    used: frozenset[int] = frozenset()
+    points: tuple[CurvePoint, ...] = ()
+    plans: tuple[SizedSchedule, ...] = ()
     graphs: RegionGraphs | None = None
-    _plan_index: int = 0
-    _run: Callable[..., Any] | None = None
-    _known: set[int] = field(default_factory=set)
+    compiled: set[int] = field(default_factory=set)
 
-    @property
-    def values(self) -> Values:
-        """The sizes of regions of this kind.
+    def take(self, points: Sequence[CurvePoint]) -> None:
+        """Replace the kind's plans, before any is compiled."""
+        self.points = tuple(points)
+        own, planned = self.planned_at.values, [point.planned for point in points]
+        self.plans = tuple(SizedSchedule(own, plan.graph, plan.schedule, plan.cuts) for plan in planned)
 
-        There are none for a capture of their sizes alone.
-        """
-        return () if self.sized is None else self.sized.values
-
-    def take(self, plans: Sequence[tuple[Schedule, Mapping[str, Split]]]) -> None:
-        """Replace the kind's plans: schedules, each with the cuts of its graph.
+    def take_schedules(self, plans: Sequence[tuple[Schedule, Mapping[str, Split]]]) -> None:
+        """Replace the kind's plans by schedules, each with the cuts of its graph.
 
         Raises:
             UsageError: the regions cannot be cut so.
         """
-        if self.sized is None and self.graphs is not None:
-            self._set([self.graphs.point(schedule, cuts) for schedule, cuts in plans])
-        else:
-            self._set([self.points[0].at(schedule) for schedule, _ in plans])
-
-    def add(self, points: Sequence[CurvePoint]) -> None:
-        """Add plans of the whole region, before any is compiled."""
-        self._set([*self.points, *points])
-
-    def _set(self, points: Sequence[CurvePoint]) -> None:
-        self.points = tuple(points)
-        if self.sized is not None:
-            planned_at = self.sized.plans[0]
-            sized = tuple(replace(planned_at, schedule=point.planned.schedule) for point in points)
-            self.sized = replace(self.sized, plans=sized)
+        if self.graphs is not None:
+            self.take([self.graphs.point(schedule, cuts) for schedule, cuts in plans])
+            return
+        self.points = tuple(self.points[0].at(schedule) for schedule, _ in plans)
+        self.plans = tuple(replace(self.plans[0], schedule=schedule) for schedule, _ in plans)
 
     def at(self, values: Values, call: RegionCall) -> RegionKind:
         """Return the same plans for regions of other sizes.
@@ -356,15 +263,14 @@ class RegionKind:
             values: the sizes.
             call: a call with these sizes.
         """
-        assert self.sized is not None
-        sized = replace(self.sized, values=values, call=call)
-        return RegionKind(self.name, self.function, self.gradients, sized.points_at(values), sized)
+        return RegionKind(self.region, self.sizes, self.planned_at, values, call, self.points_at(values), self.plans)
 
-    def use(self, used: frozenset[int]) -> None:
-        """Note the plans that calls will use."""
-        if not used <= self.used:
-            self._run = None
-        self.used |= used
+    def points_at(self, values: Values) -> tuple[CurvePoint, ...]:
+        """Return the plans at other sizes, as measured by the judge."""
+        sizes = self.sizes.bytes_at(self.planned_at, values)
+        outputs = sum(sizes[storage.name] for storage in self.planned_at.joint.returned)
+        graph = resized(self.plans[0].graph, sizes)
+        return tuple(CurvePoint.of(graph, plan.schedule, outputs) for plan in self.plans)
 
     def has(self, plan_index: int) -> bool:
         """Return whether the memory of a plan's kernels is known."""
@@ -383,23 +289,17 @@ class RegionKind:
             GraphError: inductor does not compile the plan.
             UsageError: there is no compiler.
         """
-        point, is_new = self.points[plan_index], True
-        if self.sized is not None:
-            is_new = not self.sized.is_compiled(plan_index)
-            compiled = self.sized.compiled(plan_index)
-            assert compiled is not None
-            memory = compiled.memory_at(self.values)
-            planned = replace(point.planned, predicted_peak_bytes=point.planned.graph.fixed_bytes + memory.peak)
-        else:
-            assert self.captured is not None
-            with as_captured([node.meta.get("val") for node in primals_of(self.captured.module.graph)]):
-                piece = Piece.of(self.captured).in_parts(point.cuts)
-                outputs = piece.captured.forward_outputs
-                compiled = compiled_plan(piece.joint, point.planned, outputs, known=self.pieces)
-            memory, planned = compiled.memory, compiled.planned
-        self.compiled[plan_index] = compiled
-        point = point.taking(planned, memory)
-        self.points = (*self.points[:plan_index], point, *self.points[plan_index + 1 :])
+        kernels, plan, point = self.region.kernels, self.plans[plan_index], self.points[plan_index]
+        assert kernels is not None
+        is_new = plan not in kernels
+        memory = kernels.of(plan, self.values).memory_at(self.values)
+        planned = replace(point.planned, predicted_peak_bytes=point.planned.graph.fixed_bytes + memory.peak)
+        self.compiled.add(plan_index)
+        self.points = (
+            *self.points[:plan_index],
+            point.taking(planned, memory),
+            *self.points[plan_index + 1 :],
+        )
         return is_new
 
     def run(self, plan_index: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -414,53 +314,4 @@ class RegionKind:
         Raises:
             RematError: the region cannot be captured with these inputs.
         """
-        run = self._runner(plan_index)
-        if id(module) in self._known:
-            return run(module, *args, **kwargs)
-        try:
-            with warnings.catch_warnings():
-                # torch.compile looks at the gradients of all inputs, those that other regions made among them.
-                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-                result = run(module, *args, **kwargs)
-        except CAPTURE_ERRORS as error:
-            raise explanation(error, f"region {self.name!r}") from None
-        self._known.add(id(module))
-        return result
-
-    def _runner(self, plan_index: int) -> Callable[..., Any]:
-        if self.sized is not None:
-            return partial(self.sized.run, plan_index)
-        if self._run is None:
-            fused = self.captured is not None and self.pieces is None
-            function = _called(self.function)
-            self._run = compiled_variants(
-                function, self._divides, lambda: self._plan_index, self.gradients, fused=fused
-            )
-            self._known = set()
-        self._plan_index = plan_index
-        return self._run
-
-    def _divides(self) -> dict[int, Divide]:
-        return {plan_index: partial(self._divide, plan_index) for plan_index in sorted(self.used)}
-
-    def _divide(self, plan_index: int, captured: Captured) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        point = self.points[plan_index]
-        piece = Piece.of(captured)
-        with suppress(UsageError):  # then it is another graph
-            piece = piece.in_parts(point.cuts)
-        joint, captured = piece.joint, piece.captured
-        graph = graph_of(joint, self.name)
-        structure = {op.name: op.signature or "" for op in point.planned.graph.ops}
-        is_planned = structure_fault(graph, structure) is None
-        schedule = point.planned.schedule if is_planned else plain_run(graph)
-        forward, backward = divided(joint, schedule)
-        if self.captured is None:
-            run, run_back = boxed(forward), boxed_backward(backward)
-        else:
-            fused = self.compiled.get(plan_index)
-            if fused is None or not is_planned or given_to(captured) != given_to(self.captured):
-                planned = GraphRecord.of(graph, schedule)
-                fused = compiled_plan(joint, planned, captured.forward_outputs, known=self.pieces)
-            run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
-        watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=is_planned)
-        return forward, backward
+        return self.region.run(self.plans[plan_index], self.values, module, args, kwargs)

@@ -15,11 +15,11 @@ from remat_cli.pytorch.capture.sizes import Values
 from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.budget_source import OwnState
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
-from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, SizedKind, shared_forward
+from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, called, shared_forward
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.rehearsing import RehearsedStep
-from remat_cli.pytorch.plan.sized_region import RegionHooks, RegionKernels, SizedRegion, SizedSchedule
+from remat_cli.pytorch.plan.sized_region import RegionHooks, RegionKernels, SizedRegion
 from remat_cli.pytorch.programs.pieces import KnownPieces
 
 _NEAR = 0.5  # plans are reused if the peak of a region differs by no more than this factor
@@ -37,8 +37,8 @@ class RegionPlanner:
         self.link: Link | None = None
         self._in_parts: list[Sequence[CurvePoint]] = []  # plans in parts of kinds, the last first
         self._pieces: KnownPieces = {}
-        self._sized: dict[Captured, SizedRegion] = {}
-        self._sized_kinds: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
+        self._regions: dict[Captured, SizedRegion] = {}
+        self._planned: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
 
     def kinds(self, step: RehearsedStep) -> list[RegionKind]:
         """Return the kind of each call of a step.
@@ -76,27 +76,15 @@ class RegionPlanner:
 
         The plans keep less and less, the plain one first; or they are those of a file.
         """
-        region, sized = None, None
-        if group.sizes is not None:
-            region = self._sized_region(call, group)
-            if (former := self._former_kind(region, group.values, call)) is not None:
-                return former
-            sized = group.sizes.at(group.values)
-        piece = Piece.of(group.captured) if sized is None else Piece(sized.joint, sized.captured)
-        graphs = self._graphs(piece)
-        prepared, given = graphs.prepared(), self._request.given
-        self.link = prepared.link
-        points = graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)]
-        function = shared_forward(self._request.forwards[call.path], call.module)
-        gradients = self._gradients(call)
-        kind = RegionKind(call.path, function, gradients, tuple(points), hooks=self._hooks, graphs=graphs)
-        if group.sizes is not None and sized is not None and region is not None:
-            plans = tuple(SizedSchedule(group.values, prepared.graph, point.planned.schedule) for point in points)
-            kind.sized = SizedKind(region, group.sizes, sized, plans, group.values, call)
-            self._sized_kinds.setdefault(region, []).append(kind)
-            return kind
-        kind.captured = piece.captured if self._request.source.fused else None
-        kind.pieces = self._pieces if self._request.source.fused and not self._request.is_decomposed else None
+        region = self._region(call, group)
+        if (former := self._former_kind(region, group.values, call)) is not None:
+            return former
+        sized = group.sizes.at(group.values)
+        graphs = self._graphs(Piece(sized.joint, sized.captured))
+        given, self.link = self._request.given, graphs.prepared().link
+        kind = RegionKind(region, group.sizes, sized, group.values, call, graphs=graphs)
+        kind.take(graphs.curve() if given is None else [graphs.plain(), *given.points_for(names, graphs)])
+        self._planned.setdefault(region, []).append(kind)
         return kind
 
     def without_symbols(self, kind: RegionKind, plan_index: int) -> CurvePoint:
@@ -108,16 +96,16 @@ class RegionPlanner:
             UsageError: torch captures another graph without symbols.
         """
         point = kind.points[plan_index]
-        if kind.sized is None:
+        if not kind.sizes.symbols:
             return point
-        groups, _ = Captures(takes_sizes=False, fused=self._request.is_decomposed).groups([kind.sized.call])
+        groups, _ = Captures(takes_sizes=False, fused=self._request.is_decomposed).groups([kind.call])
         schedule = None
         if groups:
             graphs = self._graphs(Piece.of(groups[0].captured))
             schedule = renamed(point.planned.schedule, point.planned.graph, graphs.prepared().graph)
         if schedule is None:
             raise UsageError(
-                f"block {kind.name!r} is captured as another graph than the planned one, for these sizes alone",
+                f"block {kind.region.name!r} is captured as another graph than the planned one, for these sizes alone",
                 hint="save in the mode of the planned step; or save the plans of a model that is called with inputs of "
                 "this size alone",
             )
@@ -128,25 +116,26 @@ class RegionPlanner:
         alone = replace(self._request.source, optimizer=None, reserve_bytes=0, own=OwnState(), plans={})
         return RegionGraphs(alone, piece)
 
-    def _gradients(self, call: RegionCall) -> OutputGradients:
-        """Return the outputs of a region that get a gradient."""
-        return OutputGradients(at_rerun=self._hooks.at_backward, known=call.gradients)
-
-    def _sized_region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
-        """Return the runner of regions of one capture at many sizes."""
-        if group.captured not in self._sized:
-            assert group.sizes is not None
-            kernels = RegionKernels(group.sizes) if self._request.source.fused else None
-            gradients = self._gradients(call)
-            region = SizedRegion(call.path, group.function, gradients, group.seen, self._hooks, kernels)
-            self._sized[group.captured] = region
-        return self._sized[group.captured]
+    def _region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
+        """Return the runner of regions of one capture."""
+        if group.captured not in self._regions:
+            pieces = None if self._request.is_decomposed else self._pieces
+            kernels = RegionKernels(group.sizes, pieces) if self._request.source.fused else None
+            self._regions[group.captured] = SizedRegion(
+                call.path,
+                called(shared_forward(self._request.forwards[call.path], call.module)),
+                OutputGradients(at_rerun=self._hooks.at_backward, known=call.gradients),
+                group.seen,
+                self._hooks,
+                kernels,
+                takes_sizes=bool(group.sizes.symbols),
+            )
+        return self._regions[group.captured]
 
     def _former_kind(self, region: SizedRegion, values: Values, call: RegionCall) -> RegionKind | None:
         """Return an earlier kind with plans for similar sizes, at these sizes."""
-        for kind in self._sized_kinds.get(region, ()):
-            assert kind.sized is not None
-            here, there = (kind.sized.points_at(other)[0].forward for other in (values, kind.values))
+        for kind in self._planned.get(region, ()):
+            here, there = (kind.points_at(other)[0].forward for other in (values, kind.values))
             if _NEAR * max(here, there) <= min(here, there):
                 return kind.at(values, call)
         return None

@@ -15,7 +15,6 @@ from remat_cli.core.graph import BOUNDARY_TYPE, Phase
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.pytorch.capture.capture_errors import drawing_again
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.model_state import ModelState
 from remat_cli.pytorch.capture.step import losses_in
 from remat_cli.pytorch.memory.live import bytes_in
@@ -165,7 +164,7 @@ def _outputs_kept(rehearsal: Rehearsal, groups: Iterable[CallGroup]) -> set[tupl
     """
     reading: set[int] = set()
     for group in groups if any(rehearsal.makers) else ():
-        joint = Joint.of(group.captured) if group.sizes is None else group.sizes.at(group.values).joint
+        joint = group.sizes.at(group.values).joint
         returned = {storage.name for storage in joint.returned}
         ops = [op for op in graph_of(joint, "region").ops if op.phase is Phase.BACKWARD and op.type != BOUNDARY_TYPE]
         if any(not returned.isdisjoint(op.inputs) for op in ops):

@@ -6,7 +6,7 @@ their memory at each size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -18,7 +18,11 @@ from remat_cli.pytorch.capture.sizes import SizedJoint, Sizes, Values
 from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, fused_plan
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.source import ScheduleSource
+from remat_cli.pytorch.programs.pieces import KnownPieces
 from remat_cli.pytorch.unstable.inductor import as_captured
+from remat_cli.splitting import Split
+
+_WHOLE: Mapping[str, Split] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +59,21 @@ class SizedKernels:
         with _captured_as(sized.captured):
             return fused_plan(source, piece)
 
-    def compiled(self, planned: GraphRecord, sized: SizedJoint) -> CompiledPasses:
+    def compiled(
+        self,
+        planned: GraphRecord,
+        sized: SizedJoint,
+        cuts: Mapping[str, Split] = _WHOLE,
+        *,
+        known: KnownPieces | None = None,
+    ) -> CompiledPasses:
         """Compile a plan.
 
         Args:
             planned: the plan.
             sized: the graph at the plan's sizes.
+            cuts: cuts of the planned graph, for fixed sizes alone.
+            known: see `compiled_plan`.
 
         Raises:
             RematError: see `compiled_plan`.
@@ -68,11 +81,12 @@ class SizedKernels:
         outputs = sized.captured.forward_outputs
         if self._may_hold_at_all(sized.values):
             with _captured_as(self.sizes.captured):
-                compiled = compiled_plan(sized.joint, planned, outputs, sized=sized)
+                compiled = compiled_plan(sized.joint, planned, outputs, sized=sized, known=known)
             if self._may_hold_at_all(sized.values):
                 return compiled
         with _captured_as(sized.captured):
-            return compiled_plan(sized.joint, planned, outputs)
+            joint = Piece(sized.joint, sized.captured).in_parts(cuts).joint
+            return compiled_plan(joint, planned, outputs, known=known)
 
     def hold_at(self, compiled: CompiledPasses, own: Values, values: Values) -> bool:
         """Return whether compiled kernels run at some sizes.

@@ -1,12 +1,13 @@
-"""A region for calls of many sizes.
+"""A region for calls of one size or many.
 
-It is captured once, with symbols, and run by plans for some of these sizes.
+It is captured once, with symbols for sizes that differ, and run by plans for some of these sizes.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +15,21 @@ from torch import fx, nn
 
 from remat_cli.core.graph import Graph
 from remat_cli.core.schedule import Schedule, plain_run
+from remat_cli.errors import UsageError
+from remat_cli.pytorch.capture.capture_errors import CAPTURE_ERRORS, explanation
 from remat_cli.pytorch.capture.convert import graph_of
-from remat_cli.pytorch.capture.joint import Joint
-from remat_cli.pytorch.capture.joint_capture import Captured, boxed_backward, compiled, leaving_out, run_by
+from remat_cli.pytorch.capture.joint_capture import Captured, compiled
 from remat_cli.pytorch.capture.outputs import OutputGradients
+from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.sizes import Sizes, Values, without_inputs
 from remat_cli.pytorch.plan.file_source import structure_fault
-from remat_cli.pytorch.plan.fused import CompiledPasses, compiled_plan, given_to
+from remat_cli.pytorch.plan.fused import CompiledPasses, given_to
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
-from remat_cli.pytorch.programs.program import divided
+from remat_cli.pytorch.programs.pieces import KnownPieces
 from remat_cli.pytorch.programs.slots import Entry, PassFunctions, Slots, pass_functions
 from remat_cli.pytorch.unstable.front_end import SeenSizes
-from remat_cli.pytorch.unstable.joint_graphs import boxed
+from remat_cli.splitting import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +40,13 @@ class SizedSchedule:
         values: sizes of the plan.
         graph: graph of the region at these sizes.
         schedule: the plan.
+        cuts: cuts of the graph.
     """
 
     values: Values
     graph: Graph
     schedule: Schedule
+    cuts: Mapping[str, Split]
 
 
 @dataclass(frozen=True)
@@ -64,14 +69,20 @@ class RegionHooks:
 
 
 class RegionKernels:
-    """Compiled kernels of regions' plans, for many sizes."""
+    """Compiled kernels of regions' plans, for many sizes.
 
-    def __init__(self, sizes: Sizes) -> None:
+    Attributes:
+        known: pieces compiled so far, for regions of eager's ops, in parts or not; None: inductor has decomposed them.
+    """
+
+    def __init__(self, sizes: Sizes, known: KnownPieces | None) -> None:
         """Begin with none.
 
         Args:
             sizes: the symbols of the regions' graph.
+            known: see the attribute.
         """
+        self.known = known
         self._sizes, self._kernels = sizes, SizedKernels(sizes, ())
         self._compiled: dict[tuple[SizedSchedule, Values], CompiledPasses] = {}
 
@@ -96,7 +107,9 @@ class RegionKernels:
     def _at(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
         if (plan, values) not in self._compiled:
             planned = GraphRecord.of(plan.graph, plan.schedule)
-            self._compiled[plan, values] = self._kernels.compiled(planned, self._sizes.at(values))
+            self._compiled[plan, values] = self._kernels.compiled(
+                planned, self._sizes.at(values), plan.cuts, known=self.known
+            )
         return self._compiled[plan, values]
 
 
@@ -117,6 +130,8 @@ class SizedRegion:
         seen: SeenSizes,
         hooks: RegionHooks,
         kernels: RegionKernels | None = None,
+        *,
+        takes_sizes: bool,
     ) -> None:
         """Begin with no plan.
 
@@ -127,17 +142,19 @@ class SizedRegion:
             seen: sizes that torch has seen in calls.
             hooks: called around their passes.
             kernels: compiles the plans; None: eager's kernels run.
+            takes_sizes: sizes that have differed between calls are captured as symbols.
         """
         self.name, self.hooks, self.kernels = name, hooks, kernels
         self._run = compiled(
             function,
             self._divide,
             gradients=gradients,
-            takes_sizes=True,
+            takes_sizes=takes_sizes,
             seen=seen.copy(),
-            fused=kernels is not None,
+            fused=kernels is not None and kernels.known is None,
         )
         self._asked: tuple[SizedSchedule, Values] | None = None
+        self._known = set[int]()  # modules that have been captured
 
     def run(
         self, plan: SizedSchedule, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -150,9 +167,22 @@ class SizedRegion:
             module: the region.
             args: positional arguments.
             kwargs: keyword arguments.
+
+        Raises:
+            RematError: the region cannot be captured with these inputs.
         """
         self._asked = plan, most
-        return self._run(module, *args, **kwargs)
+        if id(module) in self._known:
+            return self._run(module, *args, **kwargs)
+        try:
+            with warnings.catch_warnings():
+                # torch.compile looks at the gradients of all inputs, those that other regions made among them.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                result = self._run(module, *args, **kwargs)
+        except CAPTURE_ERRORS as error:
+            raise explanation(error, f"region {self.name!r}") from None
+        self._known.add(id(module))
+        return result
 
     def asked(self) -> tuple[SizedSchedule, Values]:
         """Return the next plan, and the largest sizes whose memory is within the budget."""
@@ -160,63 +190,20 @@ class SizedRegion:
         return self._asked
 
     def _divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
-        captured = without_inputs(captured)
-        sizes = Sizes.of(captured)
-        if sizes.symbols:
-            runs = _Runs(self, sizes, captured)
-            return runs.interface()
-        joint = Joint.of(captured)
-        graph = graph_of(joint, self.name)
-        forward, backward = divided(joint, plain_run(graph))
-        run, run_back = boxed(forward), boxed_backward(backward)
-        if self.kernels is not None:
-            fused = compiled_plan(joint, GraphRecord.of(graph, plain_run(graph)), captured.forward_outputs)
-            run, run_back = fused.forward.run, leaving_out(backward, fused.backward.run)
-        watch_runs(self.hooks, self.name, (forward, run), (backward, run_back), is_planned=False)
-        return forward, backward
-
-
-_Pass = tuple[fx.GraphModule, Callable[[list[Any]], Any]]
-
-
-def watch_runs(hooks: RegionHooks, name: str, forward: _Pass, backward: _Pass, *, is_planned: bool) -> None:
-    """Have torch run a region's two passes between hooks.
-
-    Args:
-        hooks: the hooks.
-        name: name of the region.
-        forward: the graph of the forward pass, and the function that runs it.
-        backward: the same of the backward pass.
-        is_planned: the passes are those of a plan, not of the plain schedule.
-    """
-    run, run_back = forward[1], backward[1]
-
-    def noted(args: list[Any]) -> Any:
-        if not is_planned:
-            hooks.on_mismatch(name)
-        hooks.at_forward(args)
-        with hooks.forward_context():
-            return run(args)
-
-    def noted_back(args: list[Any]) -> Any:
-        hooks.at_backward()
-        return run_back(args)
-
-    run_by(forward[0], noted)
-    run_by(backward[0], noted_back)
+        return _Runs(self, without_inputs(captured)).interface()
 
 
 class _Runs:
-    """A capture with symbols, run by plans."""
+    """A capture, run by plans."""
 
-    def __init__(self, region: SizedRegion, sizes: Sizes, given: Captured) -> None:
+    def __init__(self, region: SizedRegion, given: Captured) -> None:
         self._region = region
-        self._sizes = sizes
+        self._sizes = sizes = Sizes.of(given)
         self._first = sizes.at(sizes.first)
         self._slots = Slots(given, self._first.joint)
         self._functions: dict[SizedSchedule, PassFunctions | None] = {}  # None: a plan of another graph
         self._plain: PassFunctions | None = None
-        self._kernels = None if region.kernels is None else RegionKernels(sizes)
+        self._kernels = None if region.kernels is None else RegionKernels(sizes, region.kernels.known)
         self._numbers: dict[tuple[SizedSchedule, Values], int] = {}
         self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes need no more memory than others
 
@@ -278,18 +265,21 @@ class _Runs:
     def _functions_of(self, plan: SizedSchedule) -> PassFunctions | None:
         if len(plan.values) != len(self._sizes.symbols):
             return None
-        sized = self._first if plan.values == self._sizes.first else self._sizes.at(plan.values)
+        sized = self._sizes.at(plan.values)
+        piece = Piece(sized.joint, sized.captured)
+        with suppress(UsageError):  # then it is another graph
+            piece = piece.in_parts(plan.cuts)
         structure = {op.name: op.signature or "" for op in plan.graph.ops}
-        if structure_fault(graph_of(sized.joint, self._region.name), structure) is not None:
+        if structure_fault(graph_of(piece.joint, self._region.name), structure) is not None:
             return None
         if self._kernels is not None:
-            return self._kernels_of(plan).of(plan, plan.values).functions(sized.joint)
-        return pass_functions(sized.joint, plan.schedule)
+            return self._kernels_of(plan).of(plan, plan.values).functions(piece.joint)
+        return pass_functions(piece.joint, plan.schedule)
 
     def _plain_functions(self) -> PassFunctions:
         if self._plain is None:
             joint = self._first.joint
-            plan = SizedSchedule(self._sizes.first, graph := graph_of(joint, self._region.name), plain_run(graph))
+            plan = SizedSchedule(self._sizes.first, graph := graph_of(joint, self._region.name), plain_run(graph), {})
             if self._kernels is None:
                 self._plain = pass_functions(joint, plan.schedule)
             else:

@@ -143,8 +143,6 @@ class StepChooser:
         plan.chosen = dict(zip(step.paths, chosen, strict=True))
         plan.away = frozenset(step.paths[place] for place in away)
         plan.saved_away = frozenset(step.paths[place] for place in saved_away)
-        for kind in set(plan.kinds):
-            kind.use(frozenset(plan_index for other, plan_index in chosen if other is kind))
 
     def _compiled_choice(
         self, plan: PlannedStep, choose: Callable[[BlockStep], ChosenPlans | None], free: int

@@ -108,7 +108,7 @@ class StepPlans:
     def _explained(self, plan: PlannedStep, refusal: DoesNotFit) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts, tried here."""
         request = self._request
-        if request.source.splits or request.source.fused or any(kind.sized is not None for kind in plan.kinds):
+        if request.source.splits or request.source.fused or any(kind.sizes.symbols for kind in plan.kinds):
             return refusal
         curves = self._planner.curves_in_parts(plan.kinds, is_trial=True)
         if all(curves[kind] == kind.points for kind in plan.kinds):
@@ -185,10 +185,10 @@ class StepPlans:
         if request.given is None and not self._chooser.fits(plan, [_keeping_least(kind) for kind in kinds]):
             for kind in dict.fromkeys(kinds):
                 if kind.graphs is not None:
-                    kind.add(kind.graphs.lower())
+                    kind.take([*kind.points, *kind.graphs.lower()])
         if request.source.splits and not self._chooser.fits(plan, plan.plain):
             for kind, points in self._planner.curves_in_parts(kinds).items():
-                kind.points = points
+                kind.take(points)
         plan.step = replace(step, curves=[kind.points for kind in kinds])
         return plan
 

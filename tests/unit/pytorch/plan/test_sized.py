@@ -13,6 +13,7 @@ from torch import nn
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import DoesNotFit, GraphError
+from remat_cli.pytorch.capture import sizes
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.sized import _larger
@@ -259,8 +260,7 @@ def test_kernels_memory_grows_with_their_tensors() -> None:
 def test_sizes_that_cannot_be_symbols_are_captured_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_size_nodes = "remat_cli.pytorch.capture.sizes._with_size_nodes"
-    monkeypatch.setattr(with_size_nodes, Mock(side_effect=GraphError("no plan for these sizes")))
+    monkeypatch.setattr(sizes, "_with_size_nodes", Mock(side_effect=GraphError("no plan for these sizes")))
     model, twin = twins(MLP)
     planned(model, budget=100_000)
     for size in (4, 6, 5, 4):

