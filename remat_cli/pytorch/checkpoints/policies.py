@@ -4,43 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from remat_cli.config import GraphOptions
 from remat_cli.core.problem import Observer
-from remat_cli.core.simulate import Trace
 from remat_cli.errors import ExitCode
 from remat_cli.planning import Request
 from remat_cli.planning.summary import Summary
-from remat_cli.pytorch.capture.eager import Saved
-from remat_cli.pytorch.checkpoints.policy_choice import PolicyChoice, choose_policy
-from remat_cli.pytorch.checkpoints.policy_memory import Policy, PolicyMemory
 from remat_cli.pytorch.checkpoints.study import (
     CheckpointPlanning,
+    ChosenPolicy,
     Looked,
     check_asked,
     checkpoints_of,
-    confirmed_within,
+    chosen_policy,
 )
 from remat_cli.pytorch.checkpoints.words import policy_code, saved_turns
-
-
-@dataclass(frozen=True)
-class ChosenPolicy:
-    """A policy, and the judge's replay of the step.
-
-    Attributes:
-        policy: what is wrapped and saved.
-        trace: of the step.
-        proven: no other policy runs less again and fits; or, of the least peak, has a lower one.
-        least_time: no policy that fits runs less again, in the graph's time unit.
-    """
-
-    policy: Policy
-    trace: Trace
-    proven: bool
-    least_time: int
 
 
 @dataclass(frozen=True)
@@ -123,40 +102,8 @@ def plan_policy(reference: Path, options: GraphOptions, request: Request, observ
     looked = Looked.at(reference, options, observe)
     observe.phase("choosing what blocks save")
     asked = request.budget_bytes(looked.plain_prepared.graph)
-    chosen, none_fits, least = looked.without_failing(lambda: _chosen(looked, asked))
+    chosen, none_fits, least = looked.without_failing(lambda: chosen_policy(looked, asked, saves=True))
     budget = asked
     if budget is None:
         budget = looked.plain.peak_bytes if chosen is None else chosen.trace.peak_bytes
     return PolicyPlanning(chosen, none_fits, least, checkpoints_of(looked, request.at(budget), observe))
-
-
-def _chosen(looked: Looked, budget: int | None) -> tuple[ChosenPolicy | None, bool, ChosenPolicy | None]:
-    """Return the policy for a budget, whether it is proven that there is none, and without one, the least peak.
-
-    Raises:
-        CannotRunAgain: the step fails with a policy.
-    """
-    memory = PolicyMemory(looked.step, looked.graph, looked.memory)
-    limit = choose_policy(memory, None).peak if budget is None else budget
-    chosen, none_fits = _within(looked, memory, limit)
-    if chosen is not None:
-        return chosen, False, None
-    least, _ = _within(looked, memory, choose_policy(memory, None).peak)
-    return None, none_fits, least
-
-
-def _within(looked: Looked, memory: PolicyMemory, budget: int) -> tuple[ChosenPolicy | None, bool]:
-    return confirmed_within(budget, partial(choose_policy, memory), partial(_confirmed, looked))
-
-
-def _confirmed(looked: Looked, choice: PolicyChoice) -> ChosenPolicy | None:
-    policy = choice.policy
-    if policy is None:
-        return None
-    trace = looked.eager.confirm(policy.paths, saved_in(policy))
-    return ChosenPolicy(policy, trace, choice.proven, choice.least_time)
-
-
-def saved_in(policy: Policy) -> dict[str, Saved]:
-    """Return the saved calls of each wrapped module, by path."""
-    return {path: saved_turns(policy.saved[kind]) for kind, paths in policy.blocks.items() for path in paths}

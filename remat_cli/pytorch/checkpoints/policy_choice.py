@@ -6,7 +6,7 @@ call again are as many as that, or none: so bounds are tight, and each program i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
@@ -16,12 +16,13 @@ from remat_cli.core.problem import Status
 from remat_cli.planners.shared.cp_model import CpModel, IntVar, LinearExpr
 from remat_cli.planners.shared.cp_sat import Values, objective_of, solve_model
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.pytorch.checkpoints.choice import NEIGHBOURS, spread_out
 from remat_cli.pytorch.checkpoints.policy_memory import Call, Held, Place, Policy, PolicyMemory
 
 _SECONDS = 5.0  # for one integer program
 _SECONDS_IN_ALL = 40.0  # for all of them; what is left then is not proven
 _MOST_COUNTS = 128  # programs; with more combinations of numbers there is one program for all of them
+_MOST_NEW = 12  # number of constraints that one answer adds
+_NEIGHBOURS = 4  # ops this close to each other share one constraint
 Counts = Mapping[str, int]
 
 
@@ -45,7 +46,8 @@ class PolicyChoice:
 def choose_policy(memory: PolicyMemory, budget: int | None) -> PolicyChoice:
     """Return the policy at the least extra time within a budget.
 
-    Of policies that take the same time, the one that wraps and saves least is taken.
+    Of policies that take the same time, the one that wraps and saves least is taken; of checkpoints of whole modules,
+    the first modules.
 
     Args:
         memory: of the step.
@@ -73,7 +75,7 @@ class _Search:
         if self._best is None:
             return PolicyChoice(None, self._proven)
         _, policy = self._best
-        unit = _PolicyModel.of(self._memory, {}).unit
+        unit = _PolicyModel.of(self._memory, {}).time_unit
         least = 0 if self._budget is None or self._bound is None else max(0, self._bound) // unit
         return PolicyChoice(policy, self._proven, self._memory.peak(policy), least)
 
@@ -107,7 +109,7 @@ class _Search:
                 self._bound = bound if self._bound is None else min(bound, self._bound)
                 return
             worst = sorted(over, key=lambda place: (-peaks[place], place.at, place.block or "", place.rerun))
-            for place in spread_out(worst, _are_near):
+            for place in _spread_out(worst):
                 constrained.add(place)
                 self._places[place] = None
                 program.keep_within(place, peak)
@@ -117,11 +119,14 @@ _NOTHING = Policy({}, {})
 
 
 def _counts(memory: PolicyMemory) -> Iterator[Counts]:
-    """Yield how many blocks of each kind are wrapped, in all combinations; or once nothing, where there are many."""
+    """Yield how many blocks of each kind are wrapped, in all combinations.
+
+    Yield nothing once if there are many, or if all calls of a module run again together.
+    """
     kinds: dict[str, int] = {}
     for block in memory.blocks.values():
         kinds[block.candidate.kind] = kinds.get(block.candidate.kind, 0) + 1
-    if prod(count + 1 for count in kinds.values()) > _MOST_COUNTS:
+    if not memory.calls or prod(count + 1 for count in kinds.values()) > _MOST_COUNTS:
         yield {}
         return
     for numbers in product(*(range(count + 1) for count in kinds.values())):
@@ -194,18 +199,25 @@ class _PolicyModel:
                 self.model.add(sum(again) + count * self.saved[kind, call] == count)
 
     @property
-    def unit(self) -> int:
+    def _weights(self) -> Mapping[str, int]:
+        """The weight of wrapping each block: of whole modules the first ones weigh less."""
+        first, more = (1, 0) if self.memory.calls else (1 + len(self.wrapped), 1)
+        return {path: first + more * place for place, path in enumerate(self.wrapped)}
+
+    @property
+    def time_unit(self) -> int:
         """The weight of one unit of time: more than that of wrapping and saving everything."""
-        return 1 + len(self.wrapped) + len(self.saved)
+        return 1 + sum(self._weights.values()) + len(self.saved)
 
     def time_first(self) -> LinearExpr | int:
         """Return an objective: time, then blocks that are wrapped and calls that are saved."""
+        wrapped = sum(weight * self.wrapped[path] for path, weight in self._weights.items())
         time = sum(
             rerun.time * self.reruns[path, rerun.call]
             for path, block in self.memory.blocks.items()
             for rerun in block.reruns
         )
-        return self.unit * time + sum(self.wrapped.values()) + sum(self.saved.values())
+        return self.time_unit * time + wrapped + sum(self.saved.values())
 
     def peak(self, most: int) -> IntVar:
         """Return a peak of at most twice that size."""
@@ -213,7 +225,8 @@ class _PolicyModel:
 
     def peak_first(self, peak: IntVar | int) -> LinearExpr | int:
         """Return an objective: the peak, then blocks that are wrapped and calls that are saved."""
-        return peak * self.unit + sum(self.wrapped.values()) + sum(self.saved.values())
+        unit = 1 + len(self.wrapped) + len(self.saved)
+        return peak * unit + sum(self.wrapped.values()) + sum(self.saved.values())
 
     def keep_within(self, place: Place, peak: IntVar | int) -> None:
         """Add that memory at a place is within a peak."""
@@ -255,18 +268,30 @@ class _PolicyModel:
 
     def policy(self, values: Values) -> Policy:
         """Return the policy of a solution, without calls of kinds that are not wrapped."""
-        blocks: dict[str, tuple[str, ...]] = {}
-        for path, literal in self.wrapped.items():
-            if values[literal.index]:
-                kind = self.memory.blocks[path].candidate.kind
-                blocks[kind] = (*blocks.get(kind, ()), path)
+        whole = self.memory.wrapping(path for path, literal in self.wrapped.items() if values[literal.index])
         saved: Mapping[str, frozenset[Call]] = {
-            kind: frozenset(call for call in self.memory.calls[kind] if values[self.saved[kind, call].index])
-            for kind in blocks
+            kind: frozenset(call for call in calls if values[self.saved[kind, call].index])
+            for kind, calls in self.memory.calls.items()
+            if kind in whole.blocks
         }
-        return Policy(blocks, saved)
+        return Policy(whole.blocks, saved)
+
+
+def _spread_out(places: Iterable[Place]) -> list[Place]:
+    """Return the first few places of which none is near another.
+
+    Args:
+        places: that exceed the limit, the worst first.
+    """
+    spread: list[Place] = []
+    for place in places:
+        if not any(_are_near(place, other) for other in spread):
+            spread.append(place)
+        if len(spread) == _MOST_NEW:
+            break
+    return spread
 
 
 def _are_near(one: Place, other: Place) -> bool:
-    is_close = abs(one.at - other.at) < NEIGHBOURS and abs(one.rerun - other.rerun) < NEIGHBOURS
+    is_close = abs(one.at - other.at) < _NEIGHBOURS and abs(one.rerun - other.rerun) < _NEIGHBOURS
     return one.block == other.block and is_close

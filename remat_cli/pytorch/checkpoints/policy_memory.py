@@ -2,27 +2,24 @@
 
 A policy says for each kind of block which calls of which functions are saved. In a wrapped block, what these make stays
 from the forward pass on. When the backward pass asks for the first thing that autograd would keep, the forward pass
-runs again up to the last such thing, in order; a call that was saved is left out, and all others run.
+runs again up to the last such thing, in order; a call that was saved is left out, and all others run. A checkpoint of a
+whole module is a policy that saves nothing: there, a module's ops run again as one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_cli.core.graph import Graph
-from remat_cli.pytorch.checkpoints.memory import Candidate, Memory
-
-if TYPE_CHECKING:
-    from remat_cli.pytorch.capture.eager import EagerStep
+from remat_cli.pytorch.checkpoints.candidates import Candidate, Candidates
 
 Call = tuple[str, int]
 """A call within a block's forward pass: the function of torch, and how many calls of it came before there."""
+_WHOLE = "", 0  # stands for all calls of a module that saves nothing
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Policy:
 
     Attributes:
         blocks: paths of the modules that are wrapped, by the name of their class, in the order of their calls.
-        saved: by the same name, the calls whose results are saved.
+        saved: by the same name, the calls whose results are saved; empty for checkpoints of whole modules.
     """
 
     blocks: Mapping[str, tuple[str, ...]]
@@ -45,20 +42,20 @@ class Policy:
 
 @dataclass(frozen=True)
 class RepeatedOp:
-    """An op of a block that runs again unless its call is saved.
+    """An op of a block that runs again unless its call is saved; or all ops of a module that saves nothing.
 
     Attributes:
         call: within the block.
-        at: its position among the ops of the step.
         time: of one run.
+        workspace: bytes in memory while it runs, beside what it makes and what was made before.
         makes: bytes of each storage that it makes.
         may_save: nothing writes into what it makes.
         is_random: it draws random numbers.
     """
 
     call: Call
-    at: int
     time: int
+    workspace: int
     makes: Mapping[str, int]
     may_save: bool
     is_random: bool
@@ -122,25 +119,25 @@ class BytesAt:
 class PolicyMemory:
     """The memory of a step under any policy. Positions count its ops."""
 
-    def __init__(self, step: EagerStep, graph: Graph, memory: Memory) -> None:
+    def __init__(self, candidates: Candidates, *, saves: bool = True) -> None:
         """Compute the kept, saved and rerun tensors of each block.
 
         Args:
-            step: was looked at while it ran.
-            graph: the same step, with times and workspace.
-            memory: of whole modules of the same step.
+            candidates: modules of the step that may be wrapped.
+            saves: blocks may save results of calls; without that, all candidates come into question.
         """
-        self._step, self._graph = step, graph
+        self._step = step = candidates.step
+        self._graph, self._saves = (graph := candidates.graph), saves
         self._workspace = [op.workspace_bytes for op in graph.ops]
         self._fixed = graph.fixed_bytes
         self._born = {name: at for at, op in enumerate(step.ops) for name in op.makes}
         self._written = {name for op in step.ops for name in op.writes}
         turns = {call.path: call.turns for call in step.calls}
         self.blocks = {
-            path: SavingBlock(memory.by_path[path], self._reruns(memory.by_path[path], turns[path]))
-            for path in block_paths(memory)
+            path: SavingBlock(item := candidates.by_path[path], self._reruns(item, turns[path]))
+            for path in (repeated_paths(candidates) if saves else candidates.by_path)
         }
-        self.nested = tuple(pair for pair in memory.nested if set(pair) <= self.blocks.keys())
+        self.nested = tuple(pair for pair in candidates.nested if set(pair) <= self.blocks.keys())
         # By storage: groups of blocks that would drop it, each with the last op that needs it.
         self._kept: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
         for kept in step.kept:
@@ -152,23 +149,30 @@ class PolicyMemory:
         for path, block in self.blocks.items():
             for name in block.candidate.given:
                 self._given_to[name].append(path)
-            for rerun in block.reruns:
+            for rerun in block.reruns if saves else ():
                 for name in rerun.makes:
                     self._rerun_in[name].append((path, rerun))
 
     def _reruns(self, candidate: Candidate, turns: Mapping[str, int]) -> tuple[RepeatedOp, ...]:
+        if not self._saves:
+            makes = {name: self._step.bytes[name] for name in candidate.kept}
+            beside = candidate.peak - sum(makes.values())
+            return (RepeatedOp(_WHOLE, candidate.time, beside, makes, may_save=False, is_random=False),)
         reruns = []
         for at in range(*candidate.ops):
             op = self._step.ops[at]
             makes = {name: self._step.bytes[name] for name in op.makes}
             call = op.overload, op.turn - turns.get(op.overload, 0)
             may_save = bool(makes) and self._written.isdisjoint(makes)
-            reruns.append(RepeatedOp(call, at, self._graph.ops[at].time, makes, may_save, op.is_random))
+            node = self._graph.ops[at]
+            reruns.append(RepeatedOp(call, node.time, node.workspace_bytes, makes, may_save, op.is_random))
         return tuple(reruns)
 
     @cached_property
     def calls(self) -> Mapping[str, tuple[Call, ...]]:
         """By kind of block: the calls that may be saved, in order of their first block."""
+        if not self._saves:
+            return {}
         barred: dict[str, set[Call]] = defaultdict(set)
         calls_of: dict[str, dict[Call, None]] = defaultdict(dict)
         for block in self.blocks.values():
@@ -176,6 +180,14 @@ class PolicyMemory:
             calls.update(dict.fromkeys(rerun.call for rerun in block.reruns))
             barred[block.candidate.kind].update(rerun.call for rerun in block.reruns if not rerun.may_save)
         return {kind: tuple(call for call in calls if call not in barred[kind]) for kind, calls in calls_of.items()}
+
+    def wrapping(self, paths: Iterable[str]) -> Policy:
+        """Return the policy that wraps whole modules."""
+        blocks: dict[str, tuple[str, ...]] = {}
+        for path in paths:
+            kind = self.blocks[path].candidate.kind
+            blocks[kind] = (*blocks.get(kind, ()), path)
+        return Policy(blocks, {})
 
     def _hold_until(self, path: str, name: str) -> int:
         """Return the last op that runs with a saved storage in memory: the second run of its block takes it."""
@@ -211,18 +223,11 @@ class PolicyMemory:
         memory = {Place(at): int(level) + self._workspace[at] for at, level in enumerate(levels)}
         for path in wrapped:
             asked = self.blocks[path].candidate.asked
-            # What the op that asks makes is not there yet.
-            there = {name for name, born in self._born.items() if born < asked <= last[name]}
-            there.update(name for name in last if last[name] == asked - 1 and self._is_taken(name, path, policy))
-            before = self._fixed + sum(self._step.bytes[name] for name in there)
-            before += sum(
-                self._step.bytes[name]
-                for other, again in copies.items()
-                if other != path and self.blocks[other].candidate.asked <= asked
-                for name in again
-                if self.blocks[other].candidate.kept[name] >= asked
-            )
-            memory |= self._second_run(path, policy, before)
+            # What the op that asks makes is not there yet; what the second run takes of the first one is there still.
+            there = (name for name in self._taken(path, policy) if last[name] == asked - 1)
+            gone = (name for name in (*self._step.ops[asked].makes, *copies[path]))
+            before = int(levels[asked]) + sum(map(self._step.bytes.__getitem__, there))
+            memory |= self._second_run(path, policy, before - sum(map(self._step.bytes.__getitem__, gone)))
         return memory
 
     def _copies(self, path: str, policy: Policy) -> list[str]:
@@ -231,9 +236,10 @@ class PolicyMemory:
         again = (rerun for rerun in block.reruns if not self._is_saved(policy, path, rerun))
         return [name for rerun in again for name in rerun.makes if name in block.candidate.kept]
 
-    def _is_taken(self, name: str, path: str, policy: Policy) -> bool:
-        """Tell whether the second run of a block takes a storage that its first run saved."""
-        return any(rerun_in == path and self._is_saved(policy, path, rerun) for rerun_in, rerun in self._rerun_in[name])
+    def _taken(self, path: str, policy: Policy) -> set[str]:
+        """Return the storages that a second run takes, as the first run of the block saved them."""
+        saved = (rerun for rerun in self.blocks[path].reruns if self._is_saved(policy, path, rerun))
+        return {name for rerun in saved for name in rerun.makes}
 
     def _second_run(self, path: str, policy: Policy, before: int) -> dict[Place, int]:
         block = self.blocks[path]
@@ -274,7 +280,7 @@ class PolicyMemory:
                 if name in block.candidate.kept or self._end(name, last) > first + number:
                     sizes[path, rerun.call] += size
         if number < len(block.reruns):
-            sizes[path, block.reruns[number].call] += self._workspace[first + number]
+            sizes[path, block.reruns[number].call] += block.reruns[number].workspace
         return {call: size for call, size in sizes.items() if size}
 
     def _saved_terms(self, path: str, number: int) -> dict[Call, int]:
@@ -345,12 +351,12 @@ class PolicyMemory:
         return Held(unless, where, saved)
 
 
-def block_paths(memory: Memory) -> tuple[str, ...]:
+def repeated_paths(candidates: Candidates) -> tuple[str, ...]:
     """Return the modules that a policy may be for: repeated blocks; without any, all that may be wrapped."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for item in memory.candidates:
+    for item in candidates.candidates:
         parent, _, last = item.path.rpartition(".")
         if last.isdecimal():
             groups[parent, item.kind].append(item.path)
     repeated = {path for group in groups.values() if len(group) > 1 for path in group}
-    return tuple(item.path for item in memory.candidates if not repeated or item.path in repeated)
+    return tuple(item.path for item in candidates.candidates if not repeated or item.path in repeated)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TypeVar
 
 from remat_cli.config import GraphOptions, load_measurements
 from remat_cli.core.graph import Graph
@@ -27,10 +26,11 @@ from remat_cli.planning.given import file_of_given
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
 from remat_cli.prepare import Prepared, prepare_reading, read
 from remat_cli.pytorch.capture.eager import EagerStep, Saved, run_eagerly
+from remat_cli.pytorch.checkpoints.candidates import Candidates
 from remat_cli.pytorch.checkpoints.captured import captured_schedule
-from remat_cli.pytorch.checkpoints.choice import Choice, choose
-from remat_cli.pytorch.checkpoints.memory import Memory
-from remat_cli.pytorch.checkpoints.words import TrainerSetting, code, settings
+from remat_cli.pytorch.checkpoints.policy_choice import PolicyChoice, choose_policy
+from remat_cli.pytorch.checkpoints.policy_memory import Policy, PolicyMemory
+from remat_cli.pytorch.checkpoints.words import TrainerSetting, code, saved_turns, settings
 from remat_cli.pytorch.memory.workspace import kernel_workspace
 from remat_cli.settings import option_of
 from remat_cli.units import BudgetSpec
@@ -53,10 +53,11 @@ _CAPTURED_AS = {
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class ChosenPolicy:
     """Modules in `torch.utils.checkpoint`, and the judge's replay.
 
     Attributes:
+        policy: the wrapped modules, and what they save; nothing for checkpoints of whole modules.
         paths: paths of the modules, in the order of their calls.
         kinds: names of their classes.
         trace: replay of the step.
@@ -64,6 +65,7 @@ class Wrapped:
         least_time: lower bound on the rerun time of choices that fit, in the graph's time unit.
     """
 
+    policy: Policy
     paths: tuple[str, ...]
     kinds: tuple[str, ...]
     trace: Trace
@@ -93,9 +95,9 @@ class CheckpointPlanning:
     eager: Prepared
     budget_bytes: int
     plain: Trace
-    wrapped: Wrapped | None
+    wrapped: ChosenPolicy | None
     none_fits: bool
-    least: Wrapped | None
+    least: ChosenPolicy | None
     settings: tuple[TrainerSetting, ...]
     free: Planning
     free_least: Planning | None
@@ -161,7 +163,7 @@ class CheckpointPlanning:
             "notes": list(self.notes),
         }
 
-    def _summary(self, wrapped: Wrapped) -> Summary:
+    def _summary(self, wrapped: ChosenPolicy) -> Summary:
         return {
             "modules": list(wrapped.paths),
             "peak_bytes": wrapped.trace.peak_bytes,
@@ -295,7 +297,7 @@ class Looked:
         eager: runs it.
         step: as it ran.
         graph: the same, with times.
-        memory: of whole modules.
+        candidates: its modules that may be wrapped.
         plain: eager's step, replayed.
         plain_prepared: its graph.
         failing: modules with whose checkpoints the step fails.
@@ -306,7 +308,7 @@ class Looked:
     eager: Eager
     step: EagerStep
     graph: Graph
-    memory: Memory
+    candidates: Candidates
     plain: Trace
     plain_prepared: Prepared
     failing: tuple[str, ...] = ()
@@ -320,8 +322,8 @@ class Looked:
         observe.phase("running the step on tensors without data")
         eager = Eager(str(reference), options, reading)
         step, looked_at = eager.run(looked_at=True)
-        memory = Memory(step, looked_at.graph)
-        return cls(prepared, options, eager, step, looked_at.graph, memory, *eager.trace())
+        candidates = Candidates(step, looked_at.graph)
+        return cls(prepared, options, eager, step, looked_at.graph, candidates, *eager.trace())
 
     def without_failing(self, choose_modules: Callable[[], Result]) -> Result:
         """Return a choice; modules with whose checkpoints the step fails are left out, and it is made again."""
@@ -330,7 +332,7 @@ class Looked:
                 return choose_modules()
             except CannotRunAgain as found:
                 self.failing += found.paths
-                self.memory = Memory(self.step, self.graph, self.failing)
+                self.candidates = Candidates(self.step, self.graph, self.failing)
 
 
 def plan_checkpoints(reference: Path, options: GraphOptions, request: Request, observe: Observer) -> CheckpointPlanning:
@@ -355,7 +357,7 @@ def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> Check
     """Choose the modules of a captured step by the rules of `plan_checkpoints`."""
     observe.phase("choosing modules")
     asked = request.budget_bytes(looked.plain_prepared.graph)
-    wrapped, none_fits, least = looked.without_failing(lambda: _chosen(looked.eager, looked.memory, asked))
+    wrapped, none_fits, least = looked.without_failing(lambda: chosen_policy(looked, asked, saves=False))
     budget = asked
     if budget is None:
         budget = looked.plain.peak_bytes if wrapped is None else wrapped.trace.peak_bytes
@@ -364,7 +366,7 @@ def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> Check
     free_least = None
     if wrapped is None and free.trace is None:
         free_least = plan(looked.prepared, replace(request, budget=BudgetSpec(smallest=True)), observe)
-    notes = _notes(looked.step, looked.memory, looked.failing, wrapped, looked.options)
+    notes = _notes(looked, wrapped)
     return CheckpointPlanning(
         prepared=looked.prepared,
         eager=looked.plain_prepared,
@@ -373,7 +375,7 @@ def checkpoints_of(looked: Looked, request: Request, observe: Observer) -> Check
         wrapped=wrapped,
         none_fits=none_fits,
         least=least,
-        settings=settings(looked.memory, budget) if wrapped is not None and wrapped.paths else (),
+        settings=settings(looked.candidates, budget) if wrapped is not None and wrapped.paths else (),
         free=free,
         free_least=free_least,
         notes=(*looked.prepared.notes, *notes),
@@ -405,60 +407,37 @@ class CannotRunAgain(Exception):
         self.paths = paths
 
 
-def _chosen(eager: Eager, memory: Memory, budget: int | None) -> tuple[Wrapped | None, bool, Wrapped | None]:
+def chosen_policy(
+    looked: Looked, budget: int | None, *, saves: bool
+) -> tuple[ChosenPolicy | None, bool, ChosenPolicy | None]:
     """Return the choice for a budget, whether it is proven that there is none, and without one, the least peak.
+
+    Args:
+        looked: the step.
+        budget: bytes; None for the least peak.
+        saves: blocks may save results of calls; else these are checkpoints of whole modules.
 
     Raises:
         CannotRunAgain: the step fails with the checkpoints of a choice.
     """
-    limit = choose(memory, None).peak if budget is None else budget
-    wrapped, none_fits = _within(eager, memory, limit)
-    if wrapped is not None:
-        return wrapped, False, None
-    least = _confirmed(eager, memory, choose(memory, None))
+    memory = PolicyMemory(looked.candidates, saves=saves)
+    limit = choose_policy(memory, None).peak if budget is None else budget
+    chosen, none_fits = _within(looked, memory, limit)
+    if chosen is not None:
+        return chosen, False, None
+    least = _confirmed(looked, memory, choose_policy(memory, None))
     if least is not None and budget is not None and least.trace.peak_bytes <= budget:
         # The computed memory was a little too high.
         return replace(least, proven=False), False, None
     return None, none_fits, least
 
 
-class _Choice(Protocol):
-    """A computed choice: its peak, and whether it is proven."""
-
-    @property
-    def peak(self) -> int: ...
-
-    @property
-    def proven(self) -> bool: ...
-
-
-class _Confirmed(Protocol):
-    """A dataclass of a choice that torch has run: its replay, `proven` and `least_time`."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def trace(self) -> Trace: ...
-
-
-_C = TypeVar("_C", bound=_Choice)
-_F = TypeVar("_F", bound=_Confirmed)
-
-
-def confirmed_within(
-    budget: int, choose: Callable[[int], _C], confirm: Callable[[_C], _F | None]
-) -> tuple[_F | None, bool]:
-    """Return the choice for a budget whose run keeps within it, or whether it is proven that there is none.
-
-    Args:
-        budget: bytes.
-        choose: returns the computed choice for a peak.
-        confirm: runs a choice with torch; returns None if nothing was chosen.
-    """
+def _within(looked: Looked, memory: PolicyMemory, budget: int) -> tuple[ChosenPolicy | None, bool]:
+    """Return the choice for a budget whose run keeps within it, or whether it is proven that there is none."""
     limit, proven = budget, True
     for _ in range(_TRIES):
-        choice = choose(limit)
-        confirmed = confirm(choice)
+        choice = choose_policy(memory, limit)
+        confirmed = _confirmed(looked, memory, choice)
         if confirmed is None:
             return None, choice.proven and proven
         if confirmed.trace.peak_bytes <= budget:
@@ -468,29 +447,28 @@ def confirmed_within(
     return None, False
 
 
-def _within(eager: Eager, memory: Memory, budget: int) -> tuple[Wrapped | None, bool]:
-    return confirmed_within(budget, partial(choose, memory), partial(_confirmed, eager, memory))
-
-
-def _confirmed(eager: Eager, memory: Memory, choice: Choice) -> Wrapped | None:
-    if choice.paths is None:
+def _confirmed(looked: Looked, memory: PolicyMemory, choice: PolicyChoice) -> ChosenPolicy | None:
+    """Return a choice as torch has run it; None if nothing was chosen."""
+    if choice.policy is None:
         return None
-    trace = eager.confirm(choice.paths)
-    kinds = tuple(memory.by_path[path].kind for path in choice.paths)
-    return Wrapped(choice.paths, kinds, trace, choice.proven, choice.least_time)
+    wrapped = set(choice.policy.paths)
+    kinds = {path: block.candidate.kind for path, block in memory.blocks.items() if path in wrapped}
+    trace = looked.eager.confirm(tuple(kinds), saved_in(choice.policy))
+    return ChosenPolicy(choice.policy, tuple(kinds), tuple(kinds.values()), trace, choice.proven, choice.least_time)
 
 
-def _notes(
-    step: EagerStep, memory: Memory, failing: Sequence[str], wrapped: Wrapped | None, options: GraphOptions
-) -> tuple[str, ...]:
-    notes = []
-    if memory.overwritten:
-        notes.append(
-            f"not wrapped, as what they read is overwritten before they could run again: {_some(memory.overwritten)}"
-        )
-    if failing:
-        notes.append(f"not wrapped, as the step fails with their checkpoints: {_some(failing)}")
-    if options.measurements is None:
+def saved_in(policy: Policy) -> dict[str, Saved]:
+    """Return the saved calls of each wrapped module, by path; none for checkpoints of whole modules."""
+    return {path: saved_turns(calls) for kind, calls in policy.saved.items() for path in policy.blocks[kind]}
+
+
+def _notes(looked: Looked, wrapped: ChosenPolicy | None) -> tuple[str, ...]:
+    notes, step = [], looked.step
+    if overwritten := looked.candidates.overwritten:
+        notes.append(f"not wrapped, as what they read is overwritten before they could run again: {_some(overwritten)}")
+    if looked.failing:
+        notes.append(f"not wrapped, as the step fails with their checkpoints: {_some(looked.failing)}")
+    if looked.options.measurements is None:
         notes.append(
             "the free plan counts no workspace of kernels: it does with --measurements FILE of 'remat measure'"
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_cli.pytorch.checkpoints.memory import Memory
-from remat_cli.pytorch.checkpoints.policy_memory import Call, Policy
+from remat_cli.pytorch.checkpoints.candidates import Candidates
+from remat_cli.pytorch.checkpoints.policy_memory import Call, Policy, PolicyMemory
 
 _WIDTH = 76  # width of lines of code, if names are short enough
 # Megatron's names for parts of a layer, if a model may have parts of the same names.
@@ -117,7 +117,7 @@ def _quoted(path: str) -> str:
     return f'"{path}"' if path.isprintable() and path.isascii() and not set(path) & set('"\\') else ascii(path)
 
 
-def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
+def settings(candidates: Candidates, budget: int) -> tuple[TrainerSetting, ...]:
     """Return trainers' settings within a budget.
 
     Of each kind this is the setting that reruns least.
@@ -127,27 +127,27 @@ def settings(memory: Memory, budget: int) -> tuple[TrainerSetting, ...]:
     (`recompute_modules`).
 
     Args:
-        memory: memory of the step.
+        candidates: modules of the step that may be wrapped.
         budget: budget in bytes.
     """
-    blocks = _blocks(memory)
-    kinds = (_every_nth(blocks), _first(blocks), _parts(memory, blocks)) if blocks else ()
+    blocks, memory = _blocks(candidates), PolicyMemory(candidates, saves=False)
+    kinds = (_every_nth(blocks), _first(blocks), _parts(candidates, blocks)) if blocks else ()
     reaching = []
     for kind in kinds:
         for trainer, setting, paths in kind:
-            peak = memory.peak(paths)
+            policy = memory.wrapping(paths)
+            peak = memory.peak(policy)
             if peak <= budget:
-                time = sum(memory.by_path[path].time for path in paths)
-                reaching.append(TrainerSetting(trainer, setting, paths, peak, time))
+                reaching.append(TrainerSetting(trainer, setting, paths, peak, memory.time(policy)))
                 break
     return tuple(reaching)
 
 
-def _blocks(memory: Memory) -> tuple[str, ...]:
+def _blocks(candidates: Candidates) -> tuple[str, ...]:
     """Return the largest group of blocks that may all be wrapped."""
-    broken = {path.rpartition(".")[0] for path in memory.left_out if path.rpartition(".")[2].isdecimal()}
+    broken = {path.rpartition(".")[0] for path in candidates.left_out if path.rpartition(".")[2].isdecimal()}
     groups: dict[tuple[str, str], list[str]] = {}
-    for item in memory.candidates:
+    for item in candidates.candidates:
         parent, _, last = item.path.rpartition(".")
         if last.isdecimal() and parent not in broken:
             groups.setdefault((parent, item.kind), []).append(item.path)
@@ -166,7 +166,7 @@ def _first(blocks: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield "Megatron-LM", setting, tuple(blocks[:count])
 
 
-def _parts(memory: Memory, blocks: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _parts(candidates: Candidates, blocks: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield the parts of blocks that Megatron has a name for.
 
     Every block must have the part. Parts that rerun least come first.
@@ -174,8 +174,8 @@ def _parts(memory: Memory, blocks: Sequence[str]) -> Iterator[tuple[str, str, tu
     parts = []
     for name in _MEGATRON_MODULES:
         paths = tuple(f"{block}.{name}" for block in blocks)
-        if all(path in memory.by_path for path in paths):
+        if all(path in candidates.by_path for path in paths):
             setting = f"recompute_granularity=selective, recompute_modules=[{name}]"
-            parts.append((sum(memory.by_path[path].time for path in paths), setting, paths))
+            parts.append((sum(candidates.by_path[path].time for path in paths), setting, paths))
     for _, setting, paths in sorted(parts):
         yield "Megatron-LM", setting, paths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, islice
@@ -23,11 +23,12 @@ from remat_cli.costs import Measurements
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import ReadOptions
 from remat_cli.prepare import prepare_reading, read
-from remat_cli.pytorch.capture.eager import EagerStep, run_eagerly
+from remat_cli.pytorch.capture.eager import run_eagerly
 from remat_cli.pytorch.checkpoints import CheckpointPlanning, plan_checkpoints
+from remat_cli.pytorch.checkpoints.candidates import Candidates, candidate_paths
 from remat_cli.pytorch.checkpoints.captured import captured_schedule
-from remat_cli.pytorch.checkpoints.choice import choose
-from remat_cli.pytorch.checkpoints.memory import Memory, candidate_paths
+from remat_cli.pytorch.checkpoints.policy_choice import PolicyChoice, choose_policy
+from remat_cli.pytorch.checkpoints.policy_memory import Place, PolicyMemory
 from remat_cli.pytorch.checkpoints.words import code, settings
 from remat_cli.units import BudgetSpec
 from tests.torch_steps import Stages
@@ -36,9 +37,23 @@ STAGES, DEEP = "tests.torch_steps:stages", "tests.torch_steps:deep_gpt"
 
 
 @cache
-def looked_at(reference: str) -> tuple[EagerStep, Memory]:
+def looked_at(reference: str) -> Candidates:
     step = run_eagerly(reference, ReadOptions(), looked_at=True)
-    return step, Memory(step, prepare_reading(step.reading("step"), reference, GraphOptions()).graph)
+    return Candidates(step, prepare_reading(step.reading("step"), reference, GraphOptions()).graph)
+
+
+@cache
+def memory_of(reference: str) -> PolicyMemory:
+    return PolicyMemory(looked_at(reference), saves=False)
+
+
+def peak(memory: PolicyMemory, paths: Iterable[str]) -> int:
+    return memory.peak(memory.wrapping(paths))
+
+
+def chosen_paths(choice: PolicyChoice) -> tuple[str, ...]:
+    assert choice.policy is not None
+    return choice.policy.paths
 
 
 def judged(reference: str, paths: tuple[str, ...], **options: Any) -> tuple[list[tuple[str, int]], int]:
@@ -55,20 +70,20 @@ def is_as_judged(judged_bytes: int, told_bytes: int, kind: str) -> bool:
     return judged_bytes == told_bytes or (kind == "aten.sum" and judged_bytes < told_bytes)
 
 
-def choices(memory: Memory) -> Iterator[tuple[str, ...]]:
-    paths = [item.path for item in memory.candidates]
+def choices(memory: PolicyMemory) -> Iterator[tuple[str, ...]]:
+    paths = list(memory.blocks)
     for count in range(len(paths) + 1):
         for chosen in combinations(paths, count):
             if not any(set(pair) <= set(chosen) for pair in memory.nested):
                 yield chosen
 
 
-def time(memory: Memory, paths: tuple[str, ...]) -> int:
-    return sum(memory.by_path[path].time for path in paths)
+def time(memory: PolicyMemory, paths: Iterable[str]) -> int:
+    return memory.time(memory.wrapping(paths))
 
 
 def test_candidates_are_repeated_blocks_and_their_children() -> None:
-    paths = candidate_paths(looked_at(DEEP)[0])
+    paths = candidate_paths(looked_at(DEEP).step)
     assert {"embedding", "head", "blocks.0", "blocks.3", "blocks.0.norm", "blocks.3.down"} <= set(paths)
     assert "" not in paths
     assert not any(path.count(".") > 2 for path in paths)
@@ -76,66 +91,69 @@ def test_candidates_are_repeated_blocks_and_their_children() -> None:
 
 @pytest.mark.parametrize("reference", [STAGES, DEEP])
 def test_memory_and_time_of_a_choice_are_those_of_torch_with_its_checkpoints(reference: str) -> None:
-    memory, generator = looked_at(reference)[1], random.Random(0)
-    all_choices = [item.path for item in memory.candidates]
+    memory, generator = memory_of(reference), random.Random(0)
+    candidates, all_choices = looked_at(reference).by_path, list(memory.blocks)
     plain, plain_time = judged(reference, ())
-    assert memory.peak(()) == max(used for _, used in plain)
-    assert memory.peak(choose(memory, None).paths or ()) < 0.8 * memory.peak(())
+    assert peak(memory, ()) == max(used for _, used in plain)
+    assert peak(memory, chosen_paths(choose_policy(memory, None))) < 0.8 * peak(memory, ())
     for _ in range(4):
         chosen: list[str] = []
         for path in generator.sample(all_choices, len(all_choices) // 2):
             if not any(path.startswith(f"{other}.") or other.startswith(f"{path}.") for other in chosen):
                 chosen.append(path)
         ran, took = judged(reference, tuple(chosen))
-        peaks = memory.peaks(chosen)
+        peaks = memory.peaks(memory.wrapping(chosen))
         runs = iter(ran)
         for at in range(len(plain)):
-            for path in sorted(chosen, key=lambda path: memory.by_path[path].ops):
-                if memory.by_path[path].asked == at:
-                    first, last = memory.by_path[path].ops
+            for path in sorted(chosen, key=lambda path: candidates[path].ops):
+                if candidates[path].asked == at:
+                    first, last = candidates[path].ops
                     again = [used for _, used in islice(runs, last - first)]
-                    assert not again or max(again) == peaks[path]
+                    assert not again or max(again) == peaks[Place(at, path)]
             kind, used = next(runs)
-            assert is_as_judged(used, peaks[at], kind)
+            assert is_as_judged(used, peaks[Place(at)], kind)
         assert took == plain_time + time(memory, tuple(chosen))
 
 
 @pytest.mark.parametrize("reference", [STAGES, DEEP])
 def test_terms_of_the_solver_add_up_to_the_memory_of_a_choice(reference: str) -> None:
-    memory, generator = looked_at(reference)[1], random.Random(1)
-    paths = [item.path for item in memory.candidates]
+    memory, generator = memory_of(reference), random.Random(1)
+    paths = list(memory.blocks)
     for _ in range(3):
         chosen = set(generator.sample(paths, len(paths) // 2))
-        for where, used in memory.peaks(chosen).items():
-            constant, when_chosen, conditions = memory.terms(where)
-            total = constant + sum(when_chosen.get(path, 0) for path in chosen)
-            for condition, size in conditions.items():
-                is_kept = any(chosen.isdisjoint(group) for group in condition.unless)
-                total += size if is_kept or chosen & condition.where else 0
-            assert total == used, where
+        for place, used in memory.peaks(memory.wrapping(chosen)).items():
+            terms = memory.terms(place)
+            total = terms.constant + sum(size for (path, _), size in terms.rerun.items() if path in chosen)
+            for held, size in terms.held.items():
+                is_kept = any(chosen.isdisjoint(group) for group in held.unless)
+                total += size if is_kept or chosen & held.where else 0
+            assert total == used, place
+            assert not terms.saved
 
 
 def test_memory_that_a_kernel_takes_for_itself_counts_in_each_of_its_runs() -> None:
-    step, memory = looked_at(STAGES)
-    graph = prepare_reading(step.reading("step"), STAGES, GraphOptions()).graph
-    block = max(memory.candidates, key=lambda item: item.time)
+    candidates, memory = looked_at(STAGES), memory_of(STAGES)
+    graph = candidates.graph
+    block = max(candidates.candidates, key=lambda item: item.time)
     at, taken = block.ops[0], 10**9
     op = graph.ops[at]
-    greedy = Memory(step, Measurements({}, {op.name: op.workspace_bytes + taken}).with_workspace(graph).checked())
-    assert greedy.peaks(())[at] == memory.peaks(())[at] + taken
-    in_rerun = greedy.peaks((block.path,))[block.path]
-    assert taken < in_rerun - graph.fixed_bytes < taken + memory.peak(())
+    with_taken = Measurements({}, {op.name: op.workspace_bytes + taken}).with_workspace(graph).checked()
+    greedy = PolicyMemory(Candidates(candidates.step, with_taken), saves=False)
+    nothing, wrapping = memory.wrapping(()), memory.wrapping((block.path,))
+    assert greedy.peaks(nothing)[Place(at)] == memory.peaks(nothing)[Place(at)] + taken
+    in_rerun = greedy.peaks(wrapping)[Place(block.asked, block.path)]
+    assert taken < in_rerun - graph.fixed_bytes < taken + memory.peak(nothing)
 
 
 @pytest.mark.parametrize("name", ["silu_in_place", "hardswish_in_place", "relu_first_in_place"])
 def test_a_module_whose_input_is_overwritten_is_no_candidate(name: str) -> None:
     reference = f"tests.torch_steps:{name}"
-    memory = looked_at(reference)[1]
-    assert memory.overwritten
-    for path in memory.overwritten:
+    candidates = looked_at(reference)
+    assert candidates.overwritten
+    for path in candidates.overwritten:
         with pytest.raises(GraphError, match="modified by an inplace operation"):
             judged(reference, (path,))
-    for path in memory.by_path:
+    for path in candidates.by_path:
         judged(reference, (path,))
 
 
@@ -162,27 +180,26 @@ def test_a_module_that_fails_to_run_again_is_left_out() -> None:
 
 
 def test_choice_is_the_best_of_all_choices() -> None:
-    memory = looked_at(STAGES)[1]
-    known = [(memory.peak(paths), time(memory, paths)) for paths in choices(memory)]
-    low, high = min(peak for peak, _ in known), memory.peak(())
-    assert choose(memory, None).peak == low
+    memory = memory_of(STAGES)
+    known = [(peak(memory, paths), time(memory, paths)) for paths in choices(memory)]
+    low, high = min(used for used, _ in known), peak(memory, ())
+    assert choose_policy(memory, None).peak == low
     for share in (0.0, 0.2, 0.5, 0.8):
         budget = low + int(share * (high - low))
-        found = choose(memory, budget)
-        assert found.paths is not None
+        found = choose_policy(memory, budget)
+        paths = chosen_paths(found)
         assert found.proven
-        assert memory.peak(found.paths) <= budget
-        assert time(memory, found.paths) == min(took for peak, took in known if peak <= budget) == found.least_time
-    assert choose(memory, high).paths == ()
-    none = choose(memory, low - 1)
-    assert (none.paths, none.proven) == (None, True)
+        assert peak(memory, paths) <= budget
+        assert time(memory, paths) == min(took for used, took in known if used <= budget) == found.least_time
+    assert chosen_paths(choose_policy(memory, high)) == ()
+    none = choose_policy(memory, low - 1)
+    assert (none.policy, none.proven) == (None, True)
 
 
 def test_of_equal_blocks_the_first_are_chosen() -> None:
-    memory = looked_at(DEEP)[1]
-    least = choose(memory, None).peak
-    found = choose(memory, (least + memory.peak(())) // 2).paths
-    assert found is not None
+    memory = memory_of(DEEP)
+    least = choose_policy(memory, None).peak
+    found = chosen_paths(choose_policy(memory, (least + peak(memory, ())) // 2))
     assert found == tuple(f"blocks.{number}" for number in range(len(found)))
 
 
@@ -244,15 +261,15 @@ def test_measured_times_of_a_choice_are_those_of_its_run_whatever_was_not_measur
 
 
 def test_settings_are_the_ones_that_run_least_again_and_fit() -> None:
-    memory = looked_at(DEEP)[1]
+    candidates = looked_at(DEEP)
     every = tuple(f"blocks.{number}" for number in range(4))
-    budget = memory.peak(every[::2])
-    found = {item.trainer: item for item in settings(memory, budget)}
+    budget = peak(memory_of(DEEP), every[::2])
+    found = {item.trainer: item for item in settings(candidates, budget)}
     assert found["transformers"].setting == "gradient_checkpointing_enable(every_n_layers=2)"
     assert found["transformers"].paths == every[::2]
     assert found["Megatron-LM"].setting.endswith("recompute_method=block, recompute_num_layers=2")
     assert all(item.peak <= budget for item in found.values())
-    assert settings(memory, 1) == ()
+    assert settings(candidates, 1) == ()
 
 
 def planned(budget: BudgetSpec) -> CheckpointPlanning:
@@ -266,7 +283,7 @@ def test_smallest_budget_is_the_least_peak_of_checkpoints() -> None:
     assert found.wrapped.trace.peak_bytes == found.budget_bytes
     within = planned(BudgetSpec(device_bytes=found.budget_bytes))
     assert within.wrapped is not None
-    assert within.wrapped.trace.peak_bytes == found.budget_bytes < choose(looked_at(DEEP)[1], None).peak
+    assert within.wrapped.trace.peak_bytes == found.budget_bytes < choose_policy(memory_of(DEEP), None).peak
     below = planned(BudgetSpec(device_bytes=found.budget_bytes - 2048))
     assert below.wrapped is None
     assert below.none_fits

@@ -23,11 +23,10 @@ from remat_cli.pytorch.capture.eager import run_eagerly
 from remat_cli.pytorch.capture.reader import callable_of, modules_of, take_step
 from remat_cli.pytorch.capture.step import as_step
 from remat_cli.pytorch.checkpoints import PolicyPlanning, plan_policy
-from remat_cli.pytorch.checkpoints.choice import choose
-from remat_cli.pytorch.checkpoints.memory import Memory
-from remat_cli.pytorch.checkpoints.policies import saved_in
+from remat_cli.pytorch.checkpoints.candidates import Candidates
 from remat_cli.pytorch.checkpoints.policy_choice import choose_policy
-from remat_cli.pytorch.checkpoints.policy_memory import Call, Place, Policy, PolicyMemory, block_paths
+from remat_cli.pytorch.checkpoints.policy_memory import Call, Place, Policy, PolicyMemory, repeated_paths
+from remat_cli.pytorch.checkpoints.study import saved_in
 from remat_cli.pytorch.checkpoints.words import policy_code
 from remat_cli.pytorch.run.execution import StepRuns
 from remat_cli.units import parse_budget
@@ -80,11 +79,11 @@ DRAWING = f"{__name__}:drawing"
 
 
 @cache
-def looked_at(reference: str) -> tuple[Memory, PolicyMemory]:
+def looked_at(reference: str) -> tuple[Candidates, PolicyMemory]:
     step = run_eagerly(reference, ReadOptions(), looked_at=True)
     graph = prepare_reading(step.reading("step"), reference, GraphOptions()).graph
-    memory = Memory(step, graph)
-    return memory, PolicyMemory(step, graph, memory)
+    candidates = Candidates(step, graph)
+    return candidates, PolicyMemory(candidates)
 
 
 def in_order(memory: PolicyMemory, policy: Policy) -> list[int]:
@@ -190,22 +189,23 @@ def test_choice_is_the_best_of_all_policies(reference: str) -> None:
 
 
 def test_policy_takes_no_more_time_than_whole_blocks() -> None:
-    modules, memory = looked_at(DEEP)
+    candidates, memory = looked_at(DEEP)
+    modules = PolicyMemory(candidates, saves=False)
     low, high = choose_policy(memory, None).peak, memory.peak(NOTHING)
     less = 0
     for share in (0.1, 0.4, 0.6, 0.9):
         budget = low + int(share * (high - low))
-        policy, whole = choose_policy(memory, budget).policy, choose(modules, budget).paths
+        policy, whole = (choose_policy(each, budget).policy for each in (memory, modules))
         assert policy is not None
         assert whole is not None
-        assert memory.time(policy) <= sum(modules.by_path[path].time for path in whole)
-        less += memory.time(policy) < sum(modules.by_path[path].time for path in whole)
+        assert memory.time(policy) <= modules.time(whole)
+        less += memory.time(policy) < modules.time(whole)
     assert less >= 2
 
 
 def test_without_repeated_blocks_all_that_may_be_wrapped_comes_into_question() -> None:
     modules = looked_at("tests.torch_steps:gpt")[0]
-    assert block_paths(modules) == tuple(modules.by_path)
+    assert repeated_paths(modules) == tuple(modules.by_path)
 
 
 def gradients(model: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:

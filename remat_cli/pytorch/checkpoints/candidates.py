@@ -1,6 +1,4 @@
-"""The memory of a step under any choice of checkpointed modules.
-
-It follows from one run of the step on tensors without data.
+"""The modules of a step that may be checkpointed, from one run of the step on tensors without data.
 
 A wrapped module keeps its inputs and its output, and frees all other tensors that autograd would keep. Its forward pass
 runs again, up to the last tensor that autograd keeps, when the backward pass asks for the first.
@@ -20,8 +18,6 @@ import numpy as np
 from remat_cli.core.graph import Graph
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from remat_cli.pytorch.capture.eager import EagerStep, ModuleCall
 
 
@@ -37,9 +33,8 @@ class Candidate:
         peak: peak of its second run without memory from before, in bytes.
         until: the last op before its inputs are freed.
         given: its inputs.
-        copies: what the second run makes and autograd keeps: bytes, and the last op that has it.
         ops: that run again: the first, and the one after the last.
-        kept: the storages that are copied, each with the last op that has it.
+        kept: the storages that the second run makes and autograd keeps, each with the last op that has it.
     """
 
     path: str
@@ -49,7 +44,6 @@ class Candidate:
     peak: int
     until: int
     given: frozenset[str]
-    copies: tuple[tuple[int, int], ...]
     ops: tuple[int, int]
     kept: Mapping[str, int]
 
@@ -86,54 +80,39 @@ def candidate_paths(step: EagerStep) -> tuple[str, ...]:
     return tuple(path for path in known if wanted(path))
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition on wrapped modules for a storage to be in memory.
-
-    Attributes:
-        unless: groups of modules, at most one wrapped in each; the storage is kept if no module of a group is wrapped.
-        where: modules that hold the storage if they are wrapped.
-    """
-
-    unless: frozenset[tuple[str, ...]]
-    where: frozenset[str]
-
-
-class Memory:
-    """The memory of a step under any choice of modules.
+class Candidates:
+    """The modules of a step that may be wrapped.
 
     Positions count the step's ops.
+
+    Attributes:
+        step: the step, observed while it ran.
+        graph: the same step, with times and workspace.
+        overwritten: modules that cannot run again, as an op has overwritten their input by then.
+        left_out: these, and others that must not be wrapped.
+        candidates: all others.
     """
 
     def __init__(self, step: EagerStep, graph: Graph, left_out: Iterable[str] = ()) -> None:
         """Compute the tensors that each module keeps.
 
         Args:
-            step: the step, observed while it ran.
-            graph: the same step, with times and workspace.
+            step: see the attribute.
+            graph: see the attribute.
             left_out: paths of modules that must not be wrapped.
         """
-        self._step = step
-        self._ops = len(step.ops)
-        self._fixed = graph.fixed_bytes
-        self._workspace = np.fromiter((op.workspace_bytes for op in graph.ops), np.int64, self._ops)
+        self.step, self.graph = step, graph
+        self._workspace = np.fromiter((op.workspace_bytes for op in graph.ops), np.int64, len(step.ops))
         self._times = [op.time for op in graph.ops]
         self._born = {name: at for at, op in enumerate(step.ops) for name in op.makes}
         self._writes = [(at, name) for at, op in enumerate(step.ops) for name in op.writes]
         candidates = self._candidates()
         asked = {candidate.path: candidate.asked for candidate in candidates}
-        # Modules that cannot run again: an op has overwritten their input by then.
         self.overwritten = tuple(
             call.path for call in step.calls if call.path in asked and self._is_overwritten(call, asked[call.path])
         )
         self.left_out = (*self.overwritten, *left_out)
         self.candidates = tuple(item for item in candidates if item.path not in self.left_out)
-        paths = {candidate.path for candidate in self.candidates}
-        # By storage: the wrapped modules any of which would drop it, and the last op that needs it.
-        self._held: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
-        for kept in step.kept:
-            if kept.storage in self._born:
-                self._held[kept.storage].append((tuple(path for path in kept.modules if path in paths), kept.until))
 
     @cached_property
     def by_path(self) -> Mapping[str, Candidate]:
@@ -147,13 +126,13 @@ class Memory:
         return tuple((one, other) for one, other in pairs if other.startswith(f"{one}."))
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        wanted = set(candidate_paths(self._step))
+        wanted = set(candidate_paths(self.step))
         kept_in: dict[str, list[tuple[str, int, int | None, int]]] = defaultdict(list)
-        for kept in self._step.kept:
+        for kept in self.step.kept:
             for path in wanted.intersection(kept.modules):
                 kept_in[path].append((kept.storage, kept.at, kept.asked, kept.until))
         candidates = []
-        for call in sorted(self._step.calls, key=lambda call: call.ops):
+        for call in sorted(self.step.calls, key=lambda call: call.ops):
             asked = [at for *_, at, _ in kept_in.get(call.path, ()) if at is not None]
             if not asked:
                 continue
@@ -172,7 +151,6 @@ class Memory:
                     peak=self._peak_again(first, last, until),
                     until=max(let_go for *_, let_go in kept_in[call.path]),
                     given=frozenset(name for name in call.given if name in self._born),
-                    copies=tuple((self._step.bytes[name], let_go) for name, let_go in until.items()),
                     ops=(first, last),
                     kept=until,
                 )
@@ -188,7 +166,7 @@ class Memory:
         is the module's own state, such as running statistics.
         """
         first, after = call.ops
-        read = {name for op in self._step.ops[first:after] for name in op.reads}
+        read = {name for op in self.step.ops[first:after] for name in op.reads}
         outside = {name for name in read if self._born.get(name, after) < first}.union(call.given)
         return any(first <= at < asked and name in outside for at, name in self._writes)
 
@@ -196,94 +174,10 @@ class Memory:
         """Return the peak of the rerun ops from `first` to before `last`."""
         change = np.zeros(max(last - first, 0) + 1, np.int64)
         for at in range(first, last):
-            for name in self._step.ops[at].makes:
-                change[at - first] += self._step.bytes[name]
-                end = last if name in kept else min(last, self._step.until[name] + 1)
-                change[end - first] -= self._step.bytes[name]
+            for name in self.step.ops[at].makes:
+                change[at - first] += self.step.bytes[name]
+                end = last if name in kept else min(last, self.step.until[name] + 1)
+                change[end - first] -= self.step.bytes[name]
         there = np.cumsum(change)[:-1] + self._workspace[first:last]
-        kept_after = sum(self._step.bytes[name] for name in kept if self._born[name] < last)
+        kept_after = sum(self.step.bytes[name] for name in kept if self._born[name] < last)
         return max(int(there.max(initial=0)), kept_after)
-
-    def _let_go(self, name: str, chosen: frozenset[str]) -> int:
-        """Return the last op during which a storage's first content is in memory."""
-        last = self._step.until[name]
-        for modules, until in self._held.get(name, ()):
-            if until > last and chosen.isdisjoint(modules):
-                last = until
-        for path in self._given_to.get(name, ()):
-            if path in chosen:
-                last = max(last, self.by_path[path].until)
-        return last
-
-    @cached_property
-    def _given_to(self) -> Mapping[str, tuple[str, ...]]:
-        receivers: dict[str, list[str]] = defaultdict(list)
-        for candidate in self.candidates:
-            for name in candidate.given:
-                receivers[name].append(candidate.path)
-        return {name: tuple(paths) for name, paths in receivers.items()}
-
-    def _levels(self, chosen: frozenset[str]) -> NDArray[np.int64]:
-        """Return the bytes in memory at each op, without its workspace."""
-        change = np.zeros(self._ops + 2, np.int64)
-        for name, at in self._born.items():
-            size = self._step.bytes[name]
-            change[at] += size
-            change[self._let_go(name, chosen) + 1] -= size
-        for path in chosen:
-            candidate = self.by_path[path]
-            for size, until in candidate.copies:
-                change[candidate.asked] += size
-                change[until + 1] -= size
-        return np.cumsum(change)[: self._ops] + self._fixed
-
-    def _new_at(self, at: int) -> int:
-        return sum(self._step.bytes[name] for name in self._step.ops[at].makes)
-
-    def peaks(self, chosen: Iterable[str]) -> Mapping[int | str, int]:
-        """Return the bytes in use at each op and in each rerun.
-
-        Reruns of modules are given by path.
-        """
-        wrapped = frozenset(chosen)
-        levels = self._levels(wrapped)
-        at_ops: dict[int | str, int] = dict(enumerate(map(int, levels + self._workspace)))
-        for path in wrapped:
-            candidate = self.by_path[path]
-            copies = sum(size for size, _ in candidate.copies)
-            before = int(levels[candidate.asked]) - self._new_at(candidate.asked) - copies
-            at_ops[path] = before + candidate.peak
-        return at_ops
-
-    def peak(self, chosen: Iterable[str]) -> int:
-        """Return the peak of a choice, in bytes."""
-        return max(self.peaks(chosen).values())
-
-    def terms(self, where: int | str) -> tuple[int, Mapping[str, int], Mapping[Condition, int]]:
-        """Return the memory at an op or in a module's rerun, as a sum of terms.
-
-        Returns:
-            Bytes under every choice; bytes for each chosen module; bytes for each condition that holds.
-        """
-        second_run = isinstance(where, str)
-        at = self.by_path[where].asked if isinstance(where, str) else where
-        constant = self._fixed + (self.by_path[where].peak if isinstance(where, str) else int(self._workspace[at]))
-        chosen: dict[str, int] = defaultdict(int)
-        conditions: dict[Condition, int] = defaultdict(int)
-        for name, born in self._born.items():
-            if born > at or (second_run and born == at):
-                continue
-            size = self._step.bytes[name]
-            if self._step.until[name] >= at:
-                constant += size
-                continue
-            drops = frozenset(modules for modules, until in self._held.get(name, ()) if until >= at)
-            holds = frozenset(path for path in self._given_to.get(name, ()) if self.by_path[path].until >= at)
-            if () in drops:
-                constant += size
-            elif drops or holds:
-                conditions[Condition(drops, holds)] += size
-        for candidate in self.candidates:
-            if candidate.asked <= at and candidate.path != where:
-                chosen[candidate.path] += sum(size for size, until in candidate.copies if until >= at)
-        return constant, chosen, conditions
