@@ -15,9 +15,9 @@ from remat_cli.core.arena import Arena, Bank
 from remat_cli.core.graph import Graph
 from remat_cli.core.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule
-from remat_cli.core.solve import Solution, solve, with_arena
+from remat_cli.core.solve import Solution, with_arena
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planning.asking import FoundPlans, fastest_within, in_seconds
+from remat_cli.planning.asking import fastest_within, solve_within
 from remat_cli.units import format_bytes
 
 # The seconds for the whole search if the planner has no time limit.
@@ -100,9 +100,7 @@ class _AddressSearch:
 
         Also return the planner's other plans.
         """
-        heard = FoundPlans(self._observe)
-        planner = in_seconds(self._planner, share * self._limits.seconds)
-        return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard.plans
+        return solve_within(self._problem, limit, self._planner, share * self._limits.seconds, self._observe)
 
     def _try_all(self, best: Schedule, plans: Sequence[Plan], peak: int) -> None:
         limit, share = self._problem.budget.device_bytes, _FOR_FIRST_ARENA

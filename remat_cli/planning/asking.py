@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remat_cli.core.problem import Observer, PassingObserver, Plan, Planner
+from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, Problem
 from remat_cli.core.schedule import Schedule
+from remat_cli.core.solve import Solution, solve
 
 
 class FoundPlans(PassingObserver):
@@ -23,11 +24,22 @@ class FoundPlans(PassingObserver):
         super().found(plan)
 
 
-def in_seconds(planner: Planner, seconds: float) -> Planner:
-    """Return a planner that takes no more time than that, where it has a time limit."""
-    if "time_limit" not in planner.__dataclass_fields__:
-        return planner
-    return replace(planner, time_limit=seconds)
+def solve_within(
+    problem: Problem, limit: int, planner: Planner, seconds: float, observe: Observer
+) -> tuple[Solution, Sequence[Plan]]:
+    """Return the solution within another budget, and all plans that the planner found.
+
+    Args:
+        problem: the problem, with a budget of its own.
+        limit: the budget, in bytes.
+        planner: the planner.
+        seconds: its time limit, if it has one.
+        observe: is told what the planner finds.
+    """
+    heard = FoundPlans(observe)
+    if "time_limit" in planner.__dataclass_fields__:
+        planner = replace(planner, time_limit=seconds)
+    return solve(replace(problem, budget=Budget(limit)), planner, heard), heard.plans
 
 
 def fastest_within(plans: Sequence[Plan], budget_bytes: int, most: int) -> Iterator[Schedule]:

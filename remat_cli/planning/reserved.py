@@ -5,15 +5,16 @@ An allocator never reserves less than the peak. So a budget that no plan's peak 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_cli.allocation.cuda import reserved_bytes
 from remat_cli.core.allocator import CudaAllocator, Reserved
-from remat_cli.core.problem import Budget, Observer, Planner, PlanResult, Problem, Status
+from remat_cli.core.problem import Budget, Observer, Plan, Planner, PlanResult, Problem, Status
 from remat_cli.core.schedule import Schedule, plain_run
 from remat_cli.core.solve import Solution, solve, with_reserved
 from remat_cli.planners.shared.limits import Limits
-from remat_cli.planning.asking import FoundPlans, fastest_within, in_seconds
+from remat_cli.planning.asking import fastest_within, solve_within
 from remat_cli.planning.given import Given
 from remat_cli.units import format_bytes
 
@@ -99,15 +100,13 @@ class _ReservedSearch:
         solution = self._refusal(first) if best is None else with_reserved(first, *best)
         return replace(solution, interrupted=self._interrupted)
 
-    def _ask(self, limit: int, share: float) -> tuple[Solution, FoundPlans]:
+    def _ask(self, limit: int, share: float) -> tuple[Solution, Sequence[Plan]]:
         """Ask for a plan with a limited peak; return all plans found."""
-        heard = FoundPlans(self._observe)
-        planner = in_seconds(self._planner, share * self._limits.seconds)
-        return solve(replace(self._problem, budget=Budget(limit)), planner, heard), heard
+        return solve_within(self._problem, limit, self._planner, share * self._limits.seconds, self._observe)
 
-    def _found(self, first: Solution, heard: FoundPlans) -> tuple[Schedule, Reserved] | None:
+    def _found(self, first: Solution, plans: Sequence[Plan]) -> tuple[Schedule, Reserved] | None:
         """Return the fastest plan within the budget, searched at smaller peaks."""
-        best = self._held(first, heard, self._budget)
+        best = self._held(first, plans, self._budget)
         if best is not None:
             return best
         assert first.trace is not None
@@ -117,12 +116,12 @@ class _ReservedSearch:
                 break
             step = max((self.closest or self._budget) - self._budget, self._budget // _SMALLEST_STEP, 1)
             limit = max(failing - step, (failing + low) // 2)
-            solution, heard = self._ask(limit, _FOR_NEXT_PLAN)
+            solution, plans = self._ask(limit, _FOR_NEXT_PLAN)
             self._interrupted = solution.interrupted
             if solution.trace is None:
                 low = limit + 1
                 continue
-            best = self._held(solution, heard, limit)
+            best = self._held(solution, plans, limit)
             if best is not None:
                 return self._faster(best, solution, failing)
             failing = solution.trace.peak_bytes
@@ -136,9 +135,9 @@ class _ReservedSearch:
             middle = (holding + failing) // 2
             if self._is_over or not holding < middle < failing:
                 break
-            solution, heard = self._ask(middle, _FOR_NEXT_PLAN)
+            solution, plans = self._ask(middle, _FOR_NEXT_PLAN)
             self._interrupted = solution.interrupted
-            better = None if solution.trace is None else self._held(solution, heard, middle)
+            better = None if solution.trace is None else self._held(solution, plans, middle)
             best, holding, failing = (best, holding, middle) if better is None else (better, middle, failing)
         return best
 
@@ -146,11 +145,11 @@ class _ReservedSearch:
     def _is_over(self) -> bool:
         return self._interrupted or self._limits.is_over
 
-    def _held(self, solution: Solution, heard: FoundPlans, limit: int) -> tuple[Schedule, Reserved] | None:
+    def _held(self, solution: Solution, plans: Sequence[Plan], limit: int) -> tuple[Schedule, Reserved] | None:
         """Return the fastest of the plans that were found at one peak for which little enough is reserved."""
         assert solution.result.schedule is not None
         self._observe.phase("replaying the plan's allocations")
-        for schedule in (solution.result.schedule, *fastest_within(heard.plans, limit, _MOST_PLANS)):
+        for schedule in (solution.result.schedule, *fastest_within(plans, limit, _MOST_PLANS)):
             taken = self._try(schedule)
             if taken is not None:
                 return schedule, taken

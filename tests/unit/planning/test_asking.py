@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from remat_cli.core.problem import Plan
+from unittest.mock import Mock
+
+import pytest
+
+from remat_cli.core.problem import Budget, Plan, Problem
 from remat_cli.core.schedule import Compute, Schedule
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
-from remat_cli.planning.asking import FoundPlans, fastest_within, in_seconds
+from remat_cli.planning.asking import FoundPlans, fastest_within, solve_within
+from tests.graphs import chain
 from tests.plans import RecordingObserver
 
 
@@ -36,6 +41,11 @@ def test_plans_that_are_told_of_are_kept_and_passed_on() -> None:
     assert plans.plans == observer.plans == PLANS
 
 
-def test_a_time_limit_is_set_where_there_is_one() -> None:
-    assert in_seconds(DTR(), 0.25) == DTR(time_limit=0.25)
-    assert in_seconds(KeepAll(), 0.25) == KeepAll()
+def test_a_time_limit_is_set_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = Mock()
+    monkeypatch.setattr("remat_cli.planning.asking.solve", solve)
+    graph = chain(1, 1)
+    for planner, asked in ((DTR(), DTR(time_limit=0.25)), (KeepAll(), KeepAll())):
+        solve_within(Problem(graph, Budget(10)), 5, planner, 0.25, RecordingObserver())
+        problem, in_time, _ = solve.call_args.args
+        assert (problem.budget, in_time) == (Budget(5), asked)
