@@ -1,7 +1,9 @@
 """Recurrent layers as ops of their own: `remat::recurrent` and `remat::recurrent_backward`, around eager's layers.
 
 Written out step by step, a layer is thousands of small ops, each started by Python. As one op it runs with eager's
-kernels, at eager's speed and with eager's bits, and a plan keeps or recomputes it as a whole.
+kernels, at eager's speed and with eager's bits, and a plan keeps or recomputes it as a whole. Without it, an LSTM of
+two layers over 64 steps is 3,988 ops instead of 24: its first step takes 18.8 s of CPU time instead of 8.2 s, later
+ones 1.3 times as long, and gradients have other bits than eager's.
 
 The tensors that autograd saves inside a layer are its *reserve*, in cuDNN's term: one result of the forward op, and an
 operand of the backward op. The reserve is an empty tensor that holds eager's saved tensors without a copy. If a plan
