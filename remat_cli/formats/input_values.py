@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SUFFIX = ".npy"
+_LIKE_TEXT = """write it like words=[["a text"],["another"]] or x=x.npy"""
 _LIKE = "write it like sr=16000, ids=[1,2,3] or x=x.npy"
 
 
@@ -44,24 +45,26 @@ def is_file_name(value: object) -> bool:
     return isinstance(value, str)
 
 
-def as_array(name: str, value: Any) -> NDArray[Any]:
+def as_array(name: str, value: Any, *, of_text: bool = False) -> NDArray[Any]:
     """Return a value as an array, read from its file if it names one.
 
     Args:
         name: name of the input, for messages.
-        value: a number, nested lists of numbers, an array, or the name of a file.
+        value: a number, nested lists of numbers or text, an array, or the name of a file.
+        of_text: whether it must hold text, instead of numbers.
 
     Raises:
-        UsageError: the value holds no numbers, or the file cannot be read.
+        UsageError: the value holds no numbers, or no text, or the file cannot be read.
     """
     import numpy as np
 
     try:
         array = np.asarray(_loaded(name, value) if isinstance(value, str) else value)
     except (ValueError, OverflowError):  # lists of different lengths
-        raise UsageError(f"the value of input {name!r} is no array of numbers", hint=_LIKE) from None
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"the value of input {name!r} is no array of numbers", hint=_LIKE)
+        array = np.asarray(None)
+    if array.dtype.kind not in ("U" if of_text else "biuf"):
+        kind, like = ("text", _LIKE_TEXT) if of_text else ("numbers", _LIKE)
+        raise UsageError(f"the value of input {name!r} is no array of {kind}", hint=like)
     return array
 
 

@@ -16,31 +16,34 @@ if TYPE_CHECKING:
     from remat_cli.formats.onnx.values import Array
 
 
-def fitted(name: str, value: Any, kind: ValueType | None) -> Array:
+def fitted(name: str, value: Any, kind: ValueType | None, *, may_be_text: bool = False) -> Array:
     """Convert a value to an input's type and shape.
 
-    A single number fills all elements.
+    A single number or text fills all elements.
 
     Args:
         name: name of the input.
         value: a number, nested lists of numbers, an array, or the name of a file.
         kind: type of the input; None if the model has no such input.
+        may_be_text: whether inputs of text take values.
 
     Raises:
         UsageError: the value is no array of numbers, or does not match the input's type or shape.
     """
     if kind is None:
         raise UsageError(f"a value is given for {name!r}, and the model has no such input", hint="check its name")
-    if not isinstance(kind, TensorType) or kind.shape is None or kind.element.is_string:
+    if not isinstance(kind, TensorType) or kind.shape is None or (kind.element.is_string and not may_be_text):
         raise UsageError(f"input {name!r} is no tensor of numbers, and takes no value", hint="leave it out")
-    array = as_array(name, value)
-    dtype = helper.tensor_dtype_to_np_dtype(kind.element.id)
+    array = as_array(name, value, of_text=kind.element.is_string)
     if array.shape not in (kind.shape, ()):
         raise UsageError(
             f"the value of input {name!r} has shape {shape_text(array.shape)}, but the input has "
             f"{shape_text(kind.shape)}",
             hint="give an array of that shape, or one number for all of it",
         )
+    if kind.element.is_string:
+        return np.broadcast_to(array, kind.shape).astype(str)
+    dtype = helper.tensor_dtype_to_np_dtype(kind.element.id)
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
     is_float = array.dtype.kind == "f" and np.issubdtype(dtype, np.floating)

@@ -53,6 +53,7 @@ NOISE_BYTES = 2**18
 _TIMED_RUNS = 5
 _MEASURED_RUNS = 3
 _ITERATIONS = 2
+_MOST_WORDS = 1000
 _KEEP_NUMBERS = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 # The number of runs, or the size of results, of these ops depends on values.
 _SIZED_BY_DATA = frozenset(("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"))
@@ -618,7 +619,8 @@ def _request(
     given = {name: values[name].data for name in model.graph.inputs}
     data = {name: array for name, array in given.items() if array is not None}
     for name, value in (fed or {}).items():
-        data[name] = fitted(name, value, values[name].type if name in model.graph.inputs else None)
+        kind = values[name].type if name in model.graph.inputs else None
+        data[name] = fitted(name, value, kind, may_be_text=True)
     files = {name: str(workplace / f"input-{place}.npy") for place, name in enumerate(data)}
     for name, array in data.items():
         np.save(files[name], array)
@@ -633,8 +635,16 @@ def _request(
         "inputs": [_drawn_input(name, model) for name in model.graph.inputs if name not in stored],
         "files": files,
         "filled": _trip_counts(model),
+        "words": _words(model.model.proto),
         "random_weights": [_drawn_weight(one) for one in outside if not (folder / location_of(one)).exists()],
     }
+
+
+def _words(model: onnx.ModelProto) -> list[str]:
+    """Return words that a model's nodes know, for random text; a few of any model's."""
+    attributes = (attribute for node in all_nodes(model.graph.node) for attribute in node.attribute)
+    known = (word.decode(errors="replace") for attribute in attributes for word in attribute.strings)
+    return list(islice(dict.fromkeys(known), _MOST_WORDS)) or ["a", "b"]
 
 
 def _trip_counts(model: SizedModel) -> dict[str, int]:
@@ -666,10 +676,11 @@ def _read_in(model: onnx.ModelProto) -> set[str]:
 
 def _drawn_input(name: str, model: SizedModel) -> tuple[str, str, Sequence[int]]:
     kind = model.graph.values[name].type
-    if not isinstance(kind, TensorType) or kind.shape is None or kind.element.name not in _RANDOM_TYPES:
+    drawn = {*_RANDOM_TYPES, "string"}
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.element.name not in drawn:
         raise UsageError(
-            f"there are no random inputs for {name!r}: it is no tensor of numbers",
-            hint="only models that take tensors of numbers can be executed",
+            f"there are no random inputs for {name!r}: it is no tensor of numbers or text",
+            hint="only models that take tensors of numbers or text can be executed",
         )
     return name, kind.element.name, kind.shape
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -39,6 +41,11 @@ _LEAST_RUNS = 2
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # Types of outputs to compare.
 _NUMBERS = frozenset(f"tensor({name})" for name in ("float", "double", "float16", "bool", *_INTEGERS))
+# Types of outputs that become objects of Python.
+_TENSOR = rf"tensor\((?:float|double|float16|bool|string|{'|'.join(_INTEGERS)})\)"
+_OBJECTS = re.compile(rf"{_TENSOR}|seq\({_TENSOR}\)|(?:seq\()?map\((?:string|int64),{_TENSOR}\)\)?")
+# Words of a random text, if it is not a single one.
+_WORDS = 6
 
 
 def main(request: Path, result: Path) -> None:
@@ -71,11 +78,11 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         asked: `model`, a path; `weights_folder`, for its external data; `dims`, sizes of symbols; `seed`; `inputs` and
-            `random_weights`, as lists of name, type and shape; `files`, files of given inputs, by name; `filled`, the
-            number that fills an input, by name; `profile_prefix`, a path or None; `runs`, number of runs with a
-            profile; `measured_runs`, largest number of runs for the peak; `timed_runs`, largest number of runs for the
-            time; `as_it_comes`, whether to use onnxruntime's own options; `outputs_file`, a path to which outputs of
-            numbers are written as `output0`, `output1` and so on, or None.
+            `random_weights`, as lists of name, type and shape; `words`, of random text; `files`, files of given inputs,
+            by name; `filled`, the number that fills an input, by name; `profile_prefix`, a path or None; `runs`, number
+            of runs with a profile; `measured_runs`, largest number of runs for the peak; `timed_runs`, largest number
+            of runs for the time; `as_it_comes`, whether to use onnxruntime's own options; `outputs_file`, a path to
+            which outputs of numbers are written as `output0`, `output1` and so on, or None.
 
     Returns:
         `version` of onnxruntime; `outputs` by name; `peak_bytes` in addition to the memory before the run, and
@@ -84,24 +91,30 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     runtime = import_onnxruntime()
     runtime.set_default_logger_severity(4)
     session = _session(runtime, asked)
-    feeds = {
-        name: runtime.OrtValue.ortvalue_from_numpy(_input(name, dtype, dims, asked))
-        for name, dtype, dims in asked["inputs"]
-    }
+    inputs = {name: _input(name, dtype, dims, asked) for name, dtype, dims in asked["inputs"]}
+    if any(dtype == "string" for _, dtype, _ in asked["inputs"]):  # onnxruntime makes no values of it
+        run_once = partial(session.run, None, inputs)
+    else:
+        feeds = {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+        run_once = partial(session.run_with_ort_values, None, feeds)
     said: dict[str, Any] = {"version": runtime.__version__}
     if asked["profile_prefix"] is not None:
         for _ in range(asked["runs"]):
-            outputs = session.run_with_ort_values(None, feeds)
+            run_once()
         nodes = _nodes_run(session.end_profiling())
         times: dict[str, list[int]] = {}
         for name, time_ns in nodes:
             times.setdefault(name, []).append(time_ns)
-        return said | _described(session, outputs) | {"order": [name for name, _ in nodes], "times_ns": times}
+        return said | {"order": [name for name, _ in nodes], "times_ns": times}
     if asked["as_it_comes"]:
-        return said | _growth(session, feeds) | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
-    session.run_with_ort_values(None, feeds)
-    said |= _measured(session, feeds, asked["measured_runs"], asked["outputs_file"])
-    return said | {"time_ns": _time_ns(session, feeds, asked["timed_runs"])}
+        return said | _growth(run_once) | {"time_ns": _time_ns(run_once, asked["timed_runs"])}
+    run_once()
+    outputs, peak_bytes = _measured(run_once, asked["measured_runs"])
+    if asked["outputs_file"] is not None:
+        numbers = {f"output{place}": value.numpy() for place, value in enumerate(outputs) if _has_numbers(value)}
+        np.savez(asked["outputs_file"], **numbers)
+    said |= {"peak_bytes": peak_bytes, "outputs": _digests(session, inputs, outputs)}
+    return said | {"time_ns": _time_ns(run_once, asked["timed_runs"])}
 
 
 def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
@@ -120,7 +133,7 @@ def _session(runtime: Any, asked: Mapping[str, Any]) -> Any:
     return runtime.InferenceSession(Path(asked["model"]).read_bytes(), options, providers=["CPUExecutionProvider"])
 
 
-def _measured(session: Any, feeds: Mapping[str, Any], runs: int, outputs_file: str | None) -> dict[str, Any]:
+def _measured(run_once: Callable[[], Sequence[Any]], runs: int) -> tuple[Sequence[Any], int]:
     """Return outputs, and the least peak of some runs.
 
     Slow models run twice.
@@ -131,15 +144,12 @@ def _measured(session: Any, feeds: Mapping[str, Any], runs: int, outputs_file: s
     while len(peaks) < runs and (len(peaks) < _LEAST_RUNS or perf_counter_ns() - started < _LONGEST_TIMING_NS):
         outputs = ()  # earlier outputs are freed before the next run begins
         before = _start_of_measurement()
-        outputs = session.run_with_ort_values(None, feeds)
+        outputs = run_once()
         peaks.append(_status_bytes("VmHWM") - before)
-    if outputs_file is not None:
-        numbers = {f"output{place}": value.numpy() for place, value in enumerate(outputs) if _has_numbers(value)}
-        np.savez(outputs_file, **numbers)
-    return _described(session, outputs) | {"peak_bytes": min(peaks)}
+    return outputs, min(peaks)
 
 
-def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
+def _growth(run_once: Callable[[], object]) -> dict[str, int]:
     """Return the growth of the process's memory through runs.
 
     The first run fills the arena, the second allocates a block for most tensors; both are kept. Weights that are read
@@ -147,12 +157,12 @@ def _growth(session: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
     """
     before, mapped = _start_of_measurement(), _status_bytes("RssFile")
     for _ in range(_RUNS_TO_SETTLE):
-        session.run_with_ort_values(None, feeds)
+        run_once()
     read = _status_bytes("RssFile") - mapped
     return {"peak_bytes": _status_bytes("VmHWM") - before - read}
 
 
-def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
+def _time_ns(run_once: Callable[[], object], runs: int) -> int | None:
     """Return the median time of some runs; None without runs.
 
     Slow models run less often.
@@ -160,7 +170,7 @@ def _time_ns(session: Any, feeds: Mapping[str, Any], runs: int) -> int | None:
     times: list[int] = []
     while len(times) < runs and sum(times) < _LONGEST_TIMING_NS:
         start = perf_counter_ns()
-        session.run_with_ort_values(None, feeds)
+        run_once()
         times.append(perf_counter_ns() - start)
     return int(median(times)) if times else None
 
@@ -185,15 +195,18 @@ def _input(name: str, dtype: str, dims: Sequence[int], asked: Mapping[str, Any])
         return fed
     if name in asked["filled"]:
         return np.full(dims, asked["filled"][name], dtype)
-    return _random_input(name, dtype, dims, asked["seed"])
+    return _random_input(name, dtype, dims, asked["seed"], asked["words"])
 
 
-def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int) -> np.ndarray[Any, Any]:
+def _random_input(name: str, dtype: str, dims: Sequence[int], seed: int, words: Sequence[str]) -> np.ndarray[Any, Any]:
     """Return random numbers that any network accepts.
 
-    Integers are 0 or 1, as they may be indices of a table.
+    Integers are 0 or 1, as they may be indices of a table; text is of the model's words.
     """
     source = np.random.default_rng((seed, crc32(name.encode())))
+    if dtype == "string":
+        texts = [" ".join(source.choice(words, source.choice([1, _WORDS]))) for _ in range(prod(dims))]
+        return np.array(texts, dtype=str).reshape(dims)
     if np.issubdtype(np.dtype(dtype), np.floating):
         return source.standard_normal(dims, dtype=np.float32).astype(dtype)
     return source.integers(0, 2, dims).astype(dtype)
@@ -224,28 +237,56 @@ def _nodes_run(profile: str) -> list[tuple[str, int]]:
     return [(name.removesuffix(suffix), time_ns) for name, time_ns in nodes if name.endswith(suffix)]
 
 
-def _described(session: Any, outputs: Sequence[Any]) -> dict[str, Any]:
-    names = [output.name for output in session.get_outputs()]
-    return {"outputs": {name: _digest(value) for name, value in zip(names, outputs, strict=True)}}
+def _digests(session: Any, inputs: Mapping[str, Any], outputs: Sequence[Any]) -> dict[str, dict[str, Any] | None]:
+    """Return a digest of each output by name; None if Python cannot read its type.
+
+    Text, sequences and maps are read in a further run, as objects of Python.
+    """
+    digests: dict[str, dict[str, Any] | None] = {}
+    for declared, value in zip(session.get_outputs(), outputs, strict=True):
+        if _has_numbers(value):
+            digests[declared.name] = _digest(value.numpy())
+        elif _OBJECTS.fullmatch(declared.type):
+            digests[declared.name] = _digest(*session.run([declared.name], inputs))
+        else:
+            digests[declared.name] = None
+    return digests
 
 
 def _has_numbers(value: Any) -> bool:
-    return bool(value.is_tensor() and value.data_type() in _NUMBERS)
+    is_ort_value = hasattr(value, "is_tensor")
+    return bool(is_ort_value and value.is_tensor() and value.data_type() in _NUMBERS)
 
 
-def _digest(value: Any) -> dict[str, Any] | None:
-    """Return a digest of a tensor, and whether all of it is finite.
+def _digest(value: Any) -> dict[str, Any]:
+    """Return the SHA-256 of a value with its types and shapes, and whether all its numbers are finite."""
+    found, is_finite = sha256(), True
+    for part in _flat(value):
+        if isinstance(part, np.ndarray) and part.dtype.kind != "O":
+            found.update(repr((part.dtype.str, part.shape)).encode() + part.tobytes())
+            is_finite &= part.dtype.kind in "US" or bool(np.isfinite(part).all())
+        else:
+            found.update(repr(part).encode())
+            is_finite &= not isinstance(part, float) or isfinite(part)
+    return {"sha256": found.hexdigest(), "finite": is_finite}
 
-    The digest is the SHA-256 of type, shape and bytes. None if the tensor has no numbers.
-    """
-    if not _has_numbers(value):
-        return None
-    array = value.numpy()
-    said = repr((value.data_type(), value.shape())).encode()
-    return {
-        "sha256": sha256(said + array.tobytes()).hexdigest(),
-        "finite": bool(np.isfinite(array).all()),
-    }
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the arrays, numbers and texts in sequences and maps."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        yield value.shape
+        yield from value.ravel().tolist()
+    elif isinstance(value, list):
+        yield len(value)
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield len(value)
+        for key in sorted(value):
+            yield key
+            yield from _flat(value[key])
+    else:
+        yield value
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.core.graph import Graph
+from remat_cli.formats.onnx.attributes import attribute_of
 from remat_cli.formats.onnx.expansion import NodeNames
 from remat_cli.formats.onnx.reader import SizedModel
 from remat_cli.formats.onnx.structure import captured_names, stored_names
@@ -188,11 +189,11 @@ def _declare_types(model: SizedModel, value_of: Mapping[str, str]) -> None:
     graph, values = model.model.graph, model.graph.values
     declared = {info.name: info.type for info in (*graph.value_info, *graph.output)}
     results = {info.name for info in graph.output}
-    optional = _optional_names(graph)
+    optional, unsized = _optional_names(graph), _spoiled_in_place(graph)
     types = {
         name: _type(values[value], declared.get(value))
         for name, value in value_of.items()
-        if name not in results and (name not in optional or value in declared)
+        if name not in results | unsized and (name not in optional or value in declared)
     }
     del graph.value_info[:]
     graph.value_info.extend(ValueInfoProto(name=name, type=kind) for name, kind in types.items() if kind is not None)
@@ -200,6 +201,17 @@ def _declare_types(model: SizedModel, value_of: Mapping[str, str]) -> None:
         known = _type(values[info.name], info.type)
         if known is not None:
             info.type.CopyFrom(known)
+
+
+def _spoiled_in_place(graph: onnx.GraphProto) -> set[str]:
+    """Return results that an onnxruntime kernel computes wrongly over its input.
+
+    It writes over the input only if it knows both shapes, so that of these results is not declared. In 1.32 this is the
+    L2 norm of Normalizer.
+    """
+    normalizers = (node for node in graph.node if node.op_type == "Normalizer")
+    l2 = (node for node in normalizers if (norm := attribute_of(node, "norm")) is not None and norm.s == b"L2")
+    return {name for node in l2 for name in node.output}
 
 
 def _optional_names(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> set[str]:

@@ -20,7 +20,7 @@ def measured(requests: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[s
     """Return what `remat_cli.runtime.onnx.measured_process.run` says to each request, or the error that it raises."""
     asked, results = folder / "requests.json", folder / "results.json"
     common = {"weights_folder": str(folder), "dims": {}, "seed": 0, "random_weights": [], "profile_prefix": None}
-    common |= {"as_it_comes": False, "measured_runs": 1, "timed_runs": 0, "filled": {}, "files": {}}
+    common |= {"as_it_comes": False, "measured_runs": 1, "timed_runs": 0, "filled": {}, "words": [], "files": {}}
     common |= {"outputs_file": None}
     asked.write_text(json.dumps([{**common, **request} for request in requests]))
     subprocess.run(
