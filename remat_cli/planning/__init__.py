@@ -1,7 +1,7 @@
 """Planning: the main path, from a graph and a request to a verified plan, for every way in."""
 
 from remat_cli.config import Request
-from remat_cli.planning.first_plan import FirstPlan
+from remat_cli.planning.first_plan import AnyPlan, FirstPlan
 from remat_cli.planning.main_path import plan
 from remat_cli.planning.one_graph import Planning, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
@@ -10,6 +10,7 @@ from remat_cli.planning.split_choice import LEAST_TRIAL, SplitPlanning, plan_spl
 
 __all__ = [
     "LEAST_TRIAL",
+    "AnyPlan",
     "FirstPlan",
     "Planning",
     "Request",

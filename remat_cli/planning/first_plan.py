@@ -11,6 +11,12 @@ from remat_cli.core.problem import Bound, Observer, PassingObserver, Plan
 from remat_cli.planning.overhead import exact_overhead
 
 
+class AnyPlan(Observer):
+    """Takes any plan that fits: times of plans and bounds on them are of no use."""
+
+    takes_any_plan = True
+
+
 class FirstPlan(PassingObserver):
     """Stops the planner at the first plan of allowed overhead.
 

@@ -33,24 +33,25 @@ class SmallestBudget:
         scope: the plans that this proof covers.
         solution: the plan at the smallest budget found, or the last refusal if no budget gave a plan.
         max_overhead: largest allowed overhead of plans; None for any.
-        cut_short: the planner's time limit ended a try below the smallest budget found.
+        cut_short: the planner's limit, "time" or "work", that ended a try below the smallest budget found; "" if none
+            did.
     """
 
     proven_bytes: int
     scope: Scope
     solution: Solution
     max_overhead: Fraction | None = None
-    cut_short: bool = False
+    cut_short: str = ""
 
     @property
     def note(self) -> str:
-        """Say that more time may find less; empty if no time limit cut the search short."""
+        """Say that more time or work may find less; empty if no limit cut the search short."""
         if not self.cut_short or self.found_bytes is None or self.found_bytes == self.proven_bytes:
             return ""
         smallest = format_bytes(self.found_bytes)
         return (
-            f"the time limit cut the search for the smallest budget short at {smallest}: with more time, a smaller one "
-            "may be found"
+            f"the limit of {self.cut_short} cut the search for the smallest budget short at {smallest}: with more, a "
+            "smaller one may be found"
         )
 
     @property
@@ -76,7 +77,8 @@ def smallest_budget(
     Args:
         plain: the problem at the budget of the plain run.
         planner: the planner to ask at smaller and smaller budgets.
-        observe: receives the progress of the search.
+        observe: receives the progress of the search; if it takes any plan, the one at the smallest budget is not
+            improved.
         max_overhead: largest allowed overhead of plans, as a share of the plain run's time.
 
     Raises:
@@ -120,7 +122,7 @@ class _BudgetSearch:
         self.ended_early = False  # whether the planner of `found` could have continued
         self.fruitless = 0  # refusals in a row that came no closer than `found`
         self.is_right_below = False  # whether the last budget was right below `found`
-        self.cut_short = False  # whether the time limit ended a refusal
+        self.cut_short = ""  # the limit that ended a refusal
         self.asked: set[int] = set()  # budgets at which a plan was asked for
         self.refusal: Solution
 
@@ -130,7 +132,7 @@ class _BudgetSearch:
             self.narrow()
         if self.found is not None and self.has_proven:
             self.raise_proof()
-        if self.found is not None and self.ended_early:
+        if self.found is not None and self.ended_early and not self.observe.takes_any_plan:
             self.found = self.best_at(self.found)
 
     def best_at(self, start: Solution) -> Solution:
@@ -206,6 +208,11 @@ class _BudgetSearch:
                 high = middle
 
     @property
+    def counts_work(self) -> bool:
+        """Whether a limit of work ends the planner's tries."""
+        return getattr(self.planner, "work_limit", None) is not None
+
+    @property
     def goes_on(self) -> bool:
         """Whether the planner may have a plan at a smaller budget."""
         if self.found is None or self.fruitless == _PATIENCE:
@@ -250,7 +257,8 @@ class _BudgetSearch:
             return taken.trace.peak_bytes
         self.floor = max(self.floor, budget + 1)
         self.refusal = taken
-        self.cut_short |= took_all and taken.status is Status.UNKNOWN
+        if taken.status is Status.UNKNOWN and (took_all or self.counts_work):
+            self.cut_short = "time" if took_all else "work"
         # The closest schedule of another refusal fits this budget, so the planner's proof covers only its own plans.
         if self.refusal.status is Status.INFEASIBLE and (self.found is None or budget < self.found_bytes):
             self.proven, self.scope, self.has_proven = budget + 1, self.refusal.scope, True

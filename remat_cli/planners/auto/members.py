@@ -19,7 +19,7 @@ from remat_cli.core.problem import Basis, Bound, Observer, PassingObserver, Plan
 from remat_cli.machine.cores import usable_cores
 from remat_cli.planners.dtr.options import Heuristic
 from remat_cli.planners.dtr.planner import DTR
-from remat_cli.planners.min_cut.fitting import STARTS, refit
+from remat_cli.planners.min_cut.fitting import RUNS_A_UNIT, STARTS, refit
 from remat_cli.planners.min_cut.search import MinCutSearch
 from remat_cli.planners.shared.incumbent import Incumbent, SequencePlan
 from remat_cli.planners.shared.limits import Limits
@@ -95,7 +95,7 @@ class AutoPlanners:
     """
 
     def __init__(
-        self, problem: Problem, observe: Observer, limits: Limits, gap: float, patience: float, retention_work: float
+        self, problem: Problem, observe: Observer, limits: Limits, gap: float, patience: float, work: float
     ) -> None:
         """Prepare the planners without asking any.
 
@@ -105,10 +105,10 @@ class AutoPlanners:
             limits: limits of all planners together.
             gap: distance to the bound at which the search ends, as a share of the plain run's time.
             patience: patience of retention.
-            retention_work: limit on retention's counted work.
+            work: limit on the counted work of each turn of min_cut and of retention.
         """
         self.problem, self.observe, self.limits = problem, observe, limits
-        self._gap, self._patience, self._retention_work = gap, patience, retention_work
+        self._gap, self._patience, self._work = gap, patience, work
         self._named = _Named(observe)
         # A proof about plans without transfers says nothing of the best plan if that may have transfers.
         self.incumbent = Incumbent(problem, self._named, Scope.ANY_PLAN if problem.offload else Scope.ANY_ORDER)
@@ -140,7 +140,7 @@ class AutoPlanners:
 
     def cut_once(self, limits: Limits) -> None:
         """Fit the plain run by minimum cuts."""
-        self._min_cut.limits = limits
+        self._min_cut.limits = self._counted(limits)
         self._min_cut.begin()
 
     # Bounds
@@ -177,7 +177,7 @@ class AutoPlanners:
             extra,
             self._offer_fitted,
             share=1.0,
-            work=limits.work,
+            work=min(limits.work, self._work),
             takes_any_plan=self.observe.takes_any_plan,
         )
         self._note(proof.bound)
@@ -205,7 +205,7 @@ class AutoPlanners:
 
     def search_min_cuts(self, limits: Limits) -> None:
         """Search neighbourhoods by minimum cuts."""
-        self._min_cut.limits = limits
+        self._min_cut.limits = self._counted(limits)
         self._min_cut.run()
 
     def restart_min_cuts(self, limits: Limits, most_fruitless: int) -> None:
@@ -213,16 +213,16 @@ class AutoPlanners:
 
         The search ends after so many restarts in a row without a gain.
         """
-        fruitless = 0
-        while fruitless < most_fruitless and not (self.is_over or limits.is_over):
+        fruitless, counted = 0, self._counted(limits)
+        while fruitless < most_fruitless and not (self.is_over or counted.is_over):
             before = self.recomputing.best
-            self._min_cut.limits = limits.part()
+            self._min_cut.limits = counted
             self._min_cut.restart()
             fruitless = 0 if self.recomputing.best is not before else fruitless + 1
 
     def improve_by_min_cuts(self, limits: Limits) -> None:
         """Search neighbourhoods of the best plan, in its order of first runs."""
-        MinCutSearch(self.recomputing, limits, self._gap, self.recomputing.best_sequence).run()
+        MinCutSearch(self.recomputing, self._counted(limits), self._gap, self.recomputing.best_sequence).run()
 
     def plan_chain(self, limits: Limits) -> None:
         """Plan the graph as a chain of layers."""
@@ -235,7 +235,7 @@ class AutoPlanners:
         from remat_cli.planners.retention.options import RetentionOptions
         from remat_cli.planners.retention.search import RetentionSearch
 
-        limits = replace(limits, work=self._retention_work, cores=1)
+        limits = replace(limits, work=self._work, cores=1)
         options = RetentionOptions(patience=self._patience)
         RetentionSearch(self.recomputing, limits, options, is_prepared=True).run()
 
@@ -300,6 +300,10 @@ class AutoPlanners:
         from remat_cli.planners.offload.search import OffloadSearch
 
         return OffloadSearch(self.incumbent, self.limits, self._gap)
+
+    def _counted(self, limits: Limits) -> Limits:
+        """Return the limits of a turn of min_cut, which counts runs laid out."""
+        return replace(limits, work=min(limits.work, self._work * RUNS_A_UNIT))
 
     def _ask(self, planner: Planner, incumbent: Incumbent) -> None:
         """Ask a planner with its own incumbent, and improve its plan.

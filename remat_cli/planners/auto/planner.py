@@ -23,8 +23,9 @@ class Auto:
 
     Attributes:
         time_limit: seconds for all planners together.
-        work_limit: limit on retention's counted work. The other planners end by themselves, so any machine gives the
-            same plan, with or without this limit, unless the time is up first.
+        work_limit: limit on the counted work of each turn of min_cut and of retention, one unit being about a second.
+            All planners end by themselves, so any machine gives the same plan, with or without this limit, unless the
+            time is up first.
         gap: distance to the bound at which the search ends, as a share of the plain run's time.
         patience: end the search when this multiple of the work until the last gain has brought no further gain; 0: it
             goes on.

@@ -291,7 +291,7 @@ class Portfolio:
         limits: Limits,
         gap: float,
         patience: float,
-        retention_work: float | None = None,
+        work: float | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -301,11 +301,9 @@ class Portfolio:
             limits: limits of all planners together.
             gap: distance to the bound at which the search ends, as a share of the plain run's time.
             patience: patience of retention.
-            retention_work: limit on retention's counted work; None for no limit but time.
+            work: limit on the counted work of each turn of min_cut and of retention; None for no limit but time.
         """
-        self._members = AutoPlanners(
-            problem, observe, limits, gap, patience, inf if retention_work is None else retention_work
-        )
+        self._members = AutoPlanners(problem, observe, limits, gap, patience, inf if work is None else work)
         self._standing = Standing(self._members)
 
     def run(self) -> PlanResult:

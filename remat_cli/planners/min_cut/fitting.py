@@ -22,7 +22,7 @@ _MOST_TIMES = 3
 _LEAST_WORK = 500
 # The solver's counted work for a window, and the number of runs laid out in the time of one unit.
 _WINDOW_WORK = 0.5
-_RUNS_A_UNIT = 400_000
+RUNS_A_UNIT = 400_000
 # The number of runs that CP-SAT decides in a fraction of a second; and the probability that a move uses CP-SAT.
 _WINDOW = 3_000
 _EXACT = 0.25
@@ -126,7 +126,7 @@ def _choice(
     from remat_cli.planners.min_cut.exact_choice import ChoiceWindow  # loads a solver, which many graphs can do without
 
     outcome = ChoiceWindow(cut_point, choice.again, is_free).solve(room, replace(limits, work=_WINDOW_WORK), weights)
-    limits.spend(_RUNS_A_UNIT * outcome.work)
+    limits.spend(RUNS_A_UNIT * outcome.work)
     return choice.again if outcome.values is None else outcome.values[: cut_point.at].astype(np.bool_)
 
 

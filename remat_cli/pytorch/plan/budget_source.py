@@ -23,7 +23,7 @@ from remat_cli.errors import DoesNotFit, UsageError
 from remat_cli.formats.native import canonical_json, graph_sha256
 from remat_cli.formats.reader import Reading
 from remat_cli.formats.schedule_json import link_fields
-from remat_cli.planning import LEAST_TRIAL, Planning, Request, SplitPlanning, plan, plan_split
+from remat_cli.planning import LEAST_TRIAL, Planning, Request, SplitPlanning, plan, plan_again, plan_split
 from remat_cli.prepare import Prepared, link_of, prepare_reading
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.optimizer import optimizer_state_bytes
@@ -36,6 +36,7 @@ from remat_cli.pytorch.plan.record import GraphRecord, notify
 from remat_cli.pytorch.plan.refusals import no_plan, with_trial
 from remat_cli.pytorch.plan.several_calls import SeveralCalls
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph
+from remat_cli.pytorch.plan.smallest import plan_smallest
 from remat_cli.pytorch.plan.source import NAME, ScheduleSource
 from remat_cli.pytorch.plan.waiting import MEASURING, PLANNING
 from remat_cli.pytorch.unstable.autograd import is_profiling
@@ -425,14 +426,17 @@ class BudgetSource(ScheduleSource):
         Raises:
             DoesNotFit: no plan fits.
         """
-        kept = self.folder.kept_plan(key, prepared, self.budget_bytes(prepared.graph))
+        budget = self.budget_bytes(prepared.graph)
+        kept = self.folder.kept_plan(key, prepared, budget)
+        if kept is not None and self.counted_calls > 1:
+            kept = self.several(self.counted_calls).kept(kept, budget)
         return kept or self.new_plan(key, prepared)
 
     def new_plan(self, key: str, prepared: Prepared) -> GraphRecord:
         """Plan a graph, and save the plan in the folder."""
         request = self.request_for(prepared.graph)
         with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
-            planning = self.refused.get(key) or plan(prepared, request)
+            planning = self.refused.get(key) or self.made(prepared, request)
         if planning.schedule is None or planning.trace is None:
             self.refused = {key: planning}
             raise no_plan(planning.solution, self.free_bytes)
@@ -440,9 +444,18 @@ class BudgetSource(ScheduleSource):
             notify(logging.WARNING, f'{planning.search.note} (options={{"time_limit": 60}} gives each try more)')
         if self.counted_calls > 1:
             with self.waiting.phase(PLANNING, _up_to(request, prepared.graph)):
-                return self.several(self.counted_calls).planned(planning, self.free_bytes)
+                planned = self.several(self.counted_calls).planned(planning, self.free_bytes)
+            self.folder.keep("plan", key, plan_again(planning, prepared, planned.schedule).schedule_file)
+            return planned
         self.folder.keep("plan", key, planning.schedule_file)
         return GraphRecord.of(prepared.graph, planning.schedule, planning.trace, planning.budget_bytes)
+
+    def made(self, prepared: Prepared, request: Request) -> Planning:
+        """Plan a graph for a request; of the smallest budget, search it."""
+        if not self.is_smallest or request.offload:
+            return plan(prepared, request)
+        has_limit = not self.request.chosen.options.keys().isdisjoint(("time_limit", "work_limit"))
+        return plan_smallest(prepared, request, counts_work=not has_limit)
 
     def several(self, calls: int) -> SeveralCalls:
         """Return so many calls before a backward pass."""

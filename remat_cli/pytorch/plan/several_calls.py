@@ -62,6 +62,18 @@ class SeveralCalls:
             raise no_plan(planning.solution, free_bytes)
         return best
 
+    def kept(self, alone: GraphRecord, budget_bytes: int | None) -> GraphRecord | None:
+        """Return a kept plan with the memory of all calls; None if it is above the budget.
+
+        Args:
+            alone: the plan with the memory of one call.
+            budget_bytes: budget in bytes; None stands for the smallest, which the calls come to.
+        """
+        together = self.together(alone.graph, alone.schedule, budget_bytes or 0)
+        if budget_bytes is None:
+            return replace(together, budget_bytes=together.predicted_peak_bytes)
+        return together if together.predicted_peak_bytes <= budget_bytes else None
+
     def together(self, graph: Graph, schedule: Schedule, budget_bytes: int) -> GraphRecord:
         """Return the record of a plan with the memory of all calls before a backward pass."""
         others, plain = (self.others_bytes(graph, each) for each in (schedule, plain_run(graph)))

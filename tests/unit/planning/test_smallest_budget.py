@@ -318,17 +318,30 @@ class RunsOutOfTime(Threshold):
     time_limit: float = 0.0
 
 
-@pytest.mark.parametrize(("refusal", "cut_short"), [(Status.UNKNOWN, True), (Status.INFEASIBLE, False)])
-def test_a_search_that_the_time_limit_cut_short_says_so(refusal: Status, cut_short: bool) -> None:
-    request = asking(RunsOutOfTime(4, refusal), budget=BudgetSpec(smallest=True))
+@dataclass(frozen=True)
+class RunsOutOfWork(Threshold):
+    """Refuses at the end of its work."""
+
+    work_limit: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("planner", "cut_short"),
+    [
+        (RunsOutOfTime(4, Status.UNKNOWN), "time"),
+        (RunsOutOfWork(4, Status.UNKNOWN), "work"),
+        (RunsOutOfTime(4, Status.INFEASIBLE), ""),
+        (RunsOutOfWork(4, Status.INFEASIBLE), ""),
+    ],
+)
+def test_a_search_that_a_limit_cut_short_says_so(planner: Planner, cut_short: str) -> None:
+    request = asking(planner, budget=BudgetSpec(smallest=True))
     planning = plan(prepared(GRAPH), request)
     assert planning.search is not None
-    assert planning.search.cut_short is cut_short
-    assert (
-        any("cut the search for the smallest budget short at 4 B" in note for note in planning.summary()["notes"])
-        is cut_short
-    )
-    assert not smallest_budget(GRAPH, Threshold(4, refusal)).cut_short
+    assert planning.search.cut_short == cut_short
+    said = f"the limit of {cut_short} cut the search for the smallest budget short at 4 B"
+    assert any(said in note for note in planning.summary()["notes"]) is bool(cut_short)
+    assert not smallest_budget(GRAPH, Threshold(4, Status.UNKNOWN)).cut_short
 
 
 @dataclass(frozen=True)

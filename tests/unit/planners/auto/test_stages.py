@@ -187,6 +187,6 @@ def test_eviction_is_given_up_where_it_takes_half_as_much_again_as_the_plain_run
     problem = at_share(training_chain(24), share)
     for limit, fits in ((1.3, False), (1.7, True)):
         assert (solve(problem, DTR(Heuristic.LOCAL, candidates=1, limit=limit)).trace is not None) == fits
-    members = AutoPlanners(problem, Observer(), Limits.of(SECONDS), gap=0.0, patience=1.0, retention_work=0.0)
+    members = AutoPlanners(problem, Observer(), Limits.of(SECONDS), gap=0.0, patience=1.0, work=0.0)
     members.evict(Limits.of(SECONDS))
     assert (members.incumbent.best is not None) == finds

@@ -87,6 +87,18 @@ def test_a_plan_is_kept_for_what_it_was_made_for_only(
     assert len(plannings) == len([*tmp_path.glob("plan-*")]) == 2
 
 
+@pytest.mark.parametrize("budget", ["60%", "min"])
+def test_a_plan_for_several_calls_is_kept(budget: str, tmp_path: Path, plannings: list[str]) -> None:
+    (first,) = plan_of(train(tmp_path, budget=budget, calls=3)).graphs
+    made = len(plannings)
+    (again,) = plan_of(train(tmp_path, budget=budget, calls=3)).graphs
+    assert len(plannings) == made, "a kept plan is not made again"
+    assert again.predicted_peak_bytes == first.predicted_peak_bytes
+    assert again.budget_bytes == first.budget_bytes
+    train(tmp_path, budget=budget, calls=2)
+    assert len(plannings) > made, "a plan for three calls is none for two"
+
+
 def test_budgets_that_read_alike_are_two(tmp_path: Path, plannings: list[str]) -> None:
     for budget in (1_000_000, 1_000_400):  # both are 1.000 MB
         train(tmp_path, budget=budget)
