@@ -56,8 +56,8 @@ ALWAYS = (
     f"{_TORCH}/run/test_hosted_inputs.py::test_inputs_leave_and_the_peak_is_the_predicted_one[",
     f"{_TORCH}/plan/test_region_curve.py::test_lower_plans_peak_lower_where_the_peak_is_inside",
     f"{_TORCH}/plan/test_given_blocks.py::test_plans_from_a_file_run_without_new_ones",
-    f"{_TORCH}/plan/test_sized.py::test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager[",
-    f"{_TORCH}/plan/test_sized_regions.py::test_the_peak_at_each_length_is_within_the_budget_and_where_planned_the",
+    f"{_TORCH}/plan/test_whole_runner.py::test_one_capture_and_one_plan_run_at_all_sizes_with_the_bits_of_eager[",
+    f"{_TORCH}/plan/test_region_runner.py::test_the_peak_at_each_length_is_within_the_budget_and_where_planned_the",
 )
 
 

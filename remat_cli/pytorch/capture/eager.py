@@ -7,11 +7,12 @@ itself. Ops are seen below autograd; memory is followed by the lifetimes of stor
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -109,7 +110,7 @@ class EagerOp:
     source: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
     """A tensor that autograd kept for the backward pass. Positions count the ops of the step.
 
@@ -118,14 +119,14 @@ class Kept:
         modules: paths of the modules whose calls were running, outermost first.
         at: number of ops that had run when autograd kept it.
         asked: number of ops that had run when the backward pass first asked for it; None if it never did.
-        until: last op before it was freed.
+        until: last op before it was freed; while that is not seen, larger than any.
     """
 
     storage: str
     modules: tuple[str, ...]
     at: int
-    asked: int | None
-    until: int
+    asked: int | None = None
+    until: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,18 +390,7 @@ class _Pack:
     device: torch.device
     tensor: torch.Tensor | None
     version: int
-    ended: _Ended
-
-
-@dataclass(eq=False)
-class _Ended:
-    """The facts on a `_Pack`, which may be gone: as `Kept`."""
-
-    storage: str
-    modules: tuple[str, ...]
-    at: int
-    asked: int | None = None
-    until: int | None = None
+    kept: Kept
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -423,7 +413,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._paused = False
         self._open: list[tuple[str, str, int, tuple[str, ...], Mapping[str, int]]] = []
         self._calls: list[ModuleCall] = []
-        self._kept: list[_Ended] = []
+        self._kept: list[Kept] = []
         self._calls_alone: dict[str, KernelCall] = {}
         self._workspace: dict[str, int] = {}
 
@@ -587,8 +577,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pack(self, tensor: torch.Tensor) -> _Pack:
         name = self._name(tensor)
-        ended = _Ended(name, tuple(path for path, *_ in self._open), len(self._ops))
-        self._kept.append(ended)
+        kept = Kept(name, tuple(path for path, *_ in self._open), len(self._ops))
+        self._kept.append(kept)
         stays: torch.Tensor | None = None
         if name in self._inputs:
             stays = tensor
@@ -603,17 +593,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device=tensor.device,
             tensor=stays,
             version=version_of(tensor),
-            ended=ended,
+            kept=kept,
         )
-        weakref.finalize(pack, self._let_go, ended).atexit = False
+        weakref.finalize(pack, self._let_go, kept).atexit = False
         return pack
 
-    def _let_go(self, ended: _Ended) -> None:
-        ended.until = len(self._ops) - 1
+    def _let_go(self, kept: Kept) -> None:
+        kept.until = len(self._ops) - 1
 
     def _unpack(self, pack: _Pack) -> torch.Tensor:
-        if pack.ended.asked is None:
-            pack.ended.asked = len(self._ops)
+        if pack.kept.asked is None:
+            pack.kept.asked = len(self._ops)
         if pack.tensor is not None:
             if version_of(pack.tensor) != pack.version:
                 raise RuntimeError(
@@ -650,10 +640,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         losses = {self._name(tensor) for tensor in ends}
         inputs = set(self._inputs)
         until = {name: self._until.get(name, end) for op in self._ops for name in op.makes}
-        kept = tuple(
-            Kept(item.storage, item.modules, item.at, item.asked, end if item.until is None else item.until)
-            for item in self._kept
-        )
+        kept = tuple(replace(item, until=min(item.until, end)) for item in self._kept)
         return EagerStep(
             ops=tuple(self._ops),
             bytes=dict(self._bytes),

@@ -53,10 +53,10 @@ def choose_policy(memory: PolicyMemory, budget: int | None) -> PolicyChoice:
         memory: of the step.
         budget: in bytes; None asks for the least peak.
     """
-    return _Search(memory, budget).run()
+    return _PolicySearch(memory, budget).run()
 
 
-class _Search:
+class _PolicySearch:
     """One search."""
 
     def __init__(self, memory: PolicyMemory, budget: int | None) -> None:

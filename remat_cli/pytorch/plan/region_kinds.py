@@ -30,9 +30,9 @@ from remat_cli.pytorch.memory.shards import plain_copy
 from remat_cli.pytorch.plan.block_step import CurvePoint
 from remat_cli.pytorch.plan.described import Described, DescribedShard
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
+from remat_cli.pytorch.plan.region_runner import RegionPlan, RegionRunner
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.sized_memory import resized
-from remat_cli.pytorch.plan.sized_region import SizedRegion, SizedSchedule
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.fakes import NO_DATA, FakeTensorMode
 from remat_cli.pytorch.unstable.front_end import SeenSizes
@@ -226,13 +226,13 @@ class RegionKind:
         compiled: places of plans whose kernels' memory is known.
     """
 
-    region: SizedRegion
+    region: RegionRunner
     sizes: Sizes
     planned_at: SizedJoint
     values: Values
     call: RegionCall
     points: tuple[CurvePoint, ...] = ()
-    plans: tuple[SizedSchedule, ...] = ()
+    plans: tuple[RegionPlan, ...] = ()
     graphs: RegionGraphs | None = None
     compiled: set[int] = field(default_factory=set)
 
@@ -240,7 +240,7 @@ class RegionKind:
         """Replace the kind's plans, before any is compiled."""
         self.points = tuple(points)
         own, planned = self.planned_at.values, [point.planned for point in points]
-        self.plans = tuple(SizedSchedule(own, plan.graph, plan.schedule, plan.cuts) for plan in planned)
+        self.plans = tuple(RegionPlan(own, plan.graph, plan.schedule, plan.cuts) for plan in planned)
 
     def take_schedules(self, plans: Sequence[tuple[Schedule, Mapping[str, Split]]]) -> None:
         """Replace the kind's plans by schedules, each with the cuts of its graph.

@@ -17,9 +17,9 @@ from remat_cli.pytorch.plan.budget_source import OwnState
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
 from remat_cli.pytorch.plan.region_kinds import CallGroup, Captures, RegionKind, called, shared_forward
 from remat_cli.pytorch.plan.region_request import RegionRequest
+from remat_cli.pytorch.plan.region_runner import RegionHooks, RegionKernels, RegionRunner
 from remat_cli.pytorch.plan.rehearsal import RegionCall
 from remat_cli.pytorch.plan.rehearsing import RehearsedStep
-from remat_cli.pytorch.plan.sized_region import RegionHooks, RegionKernels, SizedRegion
 from remat_cli.pytorch.programs.pieces import KnownPieces
 
 _NEAR = 0.5  # plans are reused if the peak of a region differs by no more than this factor
@@ -37,8 +37,8 @@ class RegionPlanner:
         self.link: Link | None = None
         self._in_parts: list[Sequence[CurvePoint]] = []  # plans in parts of kinds, the last first
         self._pieces: KnownPieces = {}
-        self._regions: dict[Captured, SizedRegion] = {}
-        self._planned: dict[SizedRegion, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
+        self._regions: dict[Captured, RegionRunner] = {}
+        self._planned: dict[RegionRunner, list[RegionKind]] = {}  # kinds whose plans were made for their sizes
 
     def kinds(self, step: RehearsedStep) -> list[RegionKind]:
         """Return the kind of each call of a step.
@@ -116,12 +116,12 @@ class RegionPlanner:
         alone = replace(self._request.source, optimizer=None, reserve_bytes=0, own=OwnState(), plans={})
         return RegionGraphs(alone, piece)
 
-    def _region(self, call: RegionCall, group: CallGroup) -> SizedRegion:
+    def _region(self, call: RegionCall, group: CallGroup) -> RegionRunner:
         """Return the runner of regions of one capture."""
         if group.captured not in self._regions:
             pieces = None if self._request.is_decomposed else self._pieces
             kernels = RegionKernels(group.sizes, pieces) if self._request.source.fused else None
-            self._regions[group.captured] = SizedRegion(
+            self._regions[group.captured] = RegionRunner(
                 call.path,
                 called(shared_forward(self._request.forwards[call.path], call.module)),
                 OutputGradients(at_rerun=self._hooks.at_backward, known=call.gradients),
@@ -132,7 +132,7 @@ class RegionPlanner:
             )
         return self._regions[group.captured]
 
-    def _former_kind(self, region: SizedRegion, values: Values, call: RegionCall) -> RegionKind | None:
+    def _former_kind(self, region: RegionRunner, values: Values, call: RegionCall) -> RegionKind | None:
         """Return an earlier kind with plans for similar sizes, at these sizes."""
         for kind in self._planned.get(region, ()):
             here, there = (kind.points_at(other)[0].forward for other in (values, kind.values))

@@ -13,15 +13,15 @@ from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.carrying import wants_new_plan
 from remat_cli.pytorch.plan.described import Dimension, Inputs
+from remat_cli.pytorch.plan.plan_chooser import PlanChooser
 from remat_cli.pytorch.plan.planned_step import PlannedStep, agreed
 from remat_cli.pytorch.plan.record import notify
 from remat_cli.pytorch.plan.region_kinds import Captures, RegionKind
 from remat_cli.pytorch.plan.region_planner import RegionPlanner
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
+from remat_cli.pytorch.plan.region_runner import RegionHooks
 from remat_cli.pytorch.plan.rehearsing import Rehearsing
-from remat_cli.pytorch.plan.sized_region import RegionHooks
-from remat_cli.pytorch.plan.step_chooser import StepChooser
 
 
 class StepPlans:
@@ -42,7 +42,7 @@ class StepPlans:
         """
         self.rehearsing = Rehearsing(request, record.left)
         self._request, self._record, self._keeper = request, record, keeper
-        self._planner, self._chooser = RegionPlanner(request, hooks), StepChooser(request, keeper)
+        self._planner, self._chooser = RegionPlanner(request, hooks), PlanChooser(request, keeper)
         record.without_symbols = self._planner.without_symbols
         takes_sizes = not request.source.splits and request.given is None
         self._captures = Captures(takes_sizes=takes_sizes, fused=request.is_decomposed)

@@ -57,7 +57,7 @@ class PassFunctions:
         backward: Callable[[list[Any]], Any],
     ) -> PassFunctions:
         """Return the functions of a plan that saves these values of a joint graph."""
-        return cls(forward, backward, _unchecked(joint, saved), len(_objects(saved)))
+        return cls(forward, backward, _unchecked(joint, saved), len(_places_of_objects(saved)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ def _unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
     return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
 
 
-def _objects(values: Sequence[fx.Node]) -> list[int]:
+def _places_of_objects(values: Sequence[fx.Node]) -> list[int]:
     """Return the places of values that are objects."""
     return [place for place, node in enumerate(values) if is_object(node.meta.get("val"))]
 
@@ -113,7 +113,7 @@ class Slots:
         self._tangents = len(tangents_of(given.module.graph))
         forward = (value for op in joint.ops if op.phase is Phase.FORWARD for value in op.values)
         self._unchecked = _unchecked(joint, [*joint.inputs, *forward])
-        self._objects = _objects(primals_of(given.module.graph))  # places among the primals
+        self._objects = _places_of_objects(primals_of(given.module.graph))  # places among the primals
 
     def add(self, entry: Entry) -> int:
         """Add an entry; return its number."""

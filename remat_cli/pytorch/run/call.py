@@ -30,9 +30,9 @@ from remat_cli.pytorch.memory.shards import has_plain_parameters, is_distributed
 from remat_cli.pytorch.memory.watch import MeasuredStep, StepWatch
 from remat_cli.pytorch.plan.budget_keeper import BudgetKeeper
 from remat_cli.pytorch.plan.record import PlanRecord, notify
-from remat_cli.pytorch.plan.sized import SizedStep
 from remat_cli.pytorch.plan.source import ScheduleSource
 from remat_cli.pytorch.plan.waiting import DIVIDING, TRACING
+from remat_cli.pytorch.plan.whole_runner import WholeRunner
 from remat_cli.pytorch.programs.self_test import self_test
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import mode_that_watches
@@ -94,7 +94,7 @@ class PlannedCall:
                 hint="leave fused out, or plan by blocks (regions='layers.*')",
             )
         self._keeper = BudgetKeeper(source, self._watch, calls=source.calls)
-        self._steps: weakref.WeakSet[SizedStep] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[WholeRunner] = weakref.WeakSet()
         self.record.run_context = self._measured_run
         self.record.at_backward = self._watch.backward_begins
         self.record.waited_ns = source.waiting.spent_ns
@@ -309,7 +309,7 @@ class PlannedCall:
             self._sizes_of_data += 1
             if self._sizes_of_data == _MANY:
                 notify(logging.WARNING, _SIZES_DIFFER)
-        step = SizedStep(without_inputs(captured, self._modules), self._keeper, self.record, self._modules)
+        step = WholeRunner(without_inputs(captured, self._modules), self._keeper, self.record, self._modules)
         self._steps.add(step)
         return step.interface()
 

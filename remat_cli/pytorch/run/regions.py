@@ -39,8 +39,8 @@ from remat_cli.pytorch.plan.planned_step import PlannedStep
 from remat_cli.pytorch.plan.record import PlanRecord, notify
 from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
+from remat_cli.pytorch.plan.region_runner import RegionHooks
 from remat_cli.pytorch.plan.rehearsal import FillsCache, checkpointed, named_call
-from remat_cli.pytorch.plan.sized_region import RegionHooks
 from remat_cli.pytorch.plan.step_plans import StepPlans
 from remat_cli.pytorch.run.attached import attach, detach
 from remat_cli.pytorch.run.call import PlannedCall, check_not_sharded

@@ -33,7 +33,7 @@ from remat_cli.splitting import Split
 
 
 @dataclass(frozen=True, eq=False)
-class SizedSchedule:
+class RegionPlan:
     """A plan of a region that can run at other sizes.
 
     Attributes:
@@ -84,13 +84,13 @@ class RegionKernels:
         """
         self.known = known
         self._sizes, self._kernels = sizes, SizedKernels(sizes, ())
-        self._compiled: dict[tuple[SizedSchedule, Values], CompiledPasses] = {}
+        self._compiled: dict[tuple[RegionPlan, Values], CompiledPasses] = {}
 
-    def __contains__(self, plan: SizedSchedule) -> bool:
+    def __contains__(self, plan: RegionPlan) -> bool:
         """Return whether a plan is compiled."""
         return (plan, plan.values) in self._compiled
 
-    def of(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
+    def of(self, plan: RegionPlan, values: Values) -> CompiledPasses:
         """Return a plan's kernels for some sizes, if possible those for all sizes.
 
         Raises:
@@ -104,7 +104,7 @@ class RegionKernels:
         """Return whether the kernels run in another capture, by the layouts of its inputs."""
         return given_to(sizes.at(values).captured) == given_to(self._sizes.at(values).captured)
 
-    def _at(self, plan: SizedSchedule, values: Values) -> CompiledPasses:
+    def _at(self, plan: RegionPlan, values: Values) -> CompiledPasses:
         if (plan, values) not in self._compiled:
             planned = GraphRecord.of(plan.graph, plan.schedule)
             self._compiled[plan, values] = self._kernels.compiled(
@@ -113,7 +113,7 @@ class RegionKernels:
         return self._compiled[plan, values]
 
 
-class SizedRegion:
+class RegionRunner:
     """Runs regions of one capture.
 
     Attributes:
@@ -153,11 +153,11 @@ class SizedRegion:
             seen=seen.copy(),
             fused=kernels is not None and kernels.known is None,
         )
-        self._asked: tuple[SizedSchedule, Values] | None = None
+        self._asked: tuple[RegionPlan, Values] | None = None
         self._known = set[int]()  # modules that have been captured
 
     def run(
-        self, plan: SizedSchedule, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, plan: RegionPlan, most: Values, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run a region.
 
@@ -184,7 +184,7 @@ class SizedRegion:
         self._known.add(id(module))
         return result
 
-    def asked(self) -> tuple[SizedSchedule, Values]:
+    def asked(self) -> tuple[RegionPlan, Values]:
         """Return the next plan, and the largest sizes whose memory is within the budget."""
         assert self._asked is not None
         return self._asked
@@ -196,15 +196,15 @@ class SizedRegion:
 class _Runs:
     """A capture, run by plans."""
 
-    def __init__(self, region: SizedRegion, given: Captured) -> None:
+    def __init__(self, region: RegionRunner, given: Captured) -> None:
         self._region = region
         self._sizes = sizes = Sizes.of(given)
         self._first = sizes.at(sizes.first)
         self._slots = Slots(given, self._first.joint)
-        self._functions: dict[SizedSchedule, PassFunctions | None] = {}  # None: a plan of another graph
+        self._functions: dict[RegionPlan, PassFunctions | None] = {}  # None: a plan of another graph
         self._plain: PassFunctions | None = None
         self._kernels = None if region.kernels is None else RegionKernels(sizes, region.kernels.known)
-        self._numbers: dict[tuple[SizedSchedule, Values], int] = {}
+        self._numbers: dict[tuple[RegionPlan, Values], int] = {}
         self._fitting: dict[tuple[Values, Values], bool] = {}  # whether sizes need no more memory than others
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -243,7 +243,7 @@ class _Runs:
             self._fitting[values, most] = all(size <= there[name] for name, size in here.items())
         return self._fitting[values, most]
 
-    def _functions_at(self, plan: SizedSchedule, values: Values) -> PassFunctions:
+    def _functions_at(self, plan: RegionPlan, values: Values) -> PassFunctions:
         """Return the functions of a plan at some sizes, the plain run's for a plan of another graph."""
         runs = self._functions[plan]
         if runs is None:
@@ -255,14 +255,14 @@ class _Runs:
             return runs
         return there.functions(self._sizes.at(values).joint)
 
-    def _kernels_of(self, plan: SizedSchedule) -> RegionKernels:
+    def _kernels_of(self, plan: RegionPlan) -> RegionKernels:
         """Return the kernels that were compiled for the choice, if they run in this capture."""
         assert self._kernels is not None
         chosen = self._region.kernels
         is_chosen = chosen is not None and plan not in self._kernels and chosen.suit(self._sizes, plan.values)
         return chosen if chosen is not None and is_chosen else self._kernels
 
-    def _functions_of(self, plan: SizedSchedule) -> PassFunctions | None:
+    def _functions_of(self, plan: RegionPlan) -> PassFunctions | None:
         if len(plan.values) != len(self._sizes.symbols):
             return None
         sized = self._sizes.at(plan.values)
@@ -279,7 +279,7 @@ class _Runs:
     def _plain_functions(self) -> PassFunctions:
         if self._plain is None:
             joint = self._first.joint
-            plan = SizedSchedule(self._sizes.first, graph := graph_of(joint, self._region.name), plain_run(graph), {})
+            plan = RegionPlan(self._sizes.first, graph := graph_of(joint, self._region.name), plain_run(graph), {})
             if self._kernels is None:
                 self._plain = pass_functions(joint, plan.schedule)
             else:

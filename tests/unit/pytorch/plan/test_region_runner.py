@@ -17,8 +17,8 @@ from remat_cli.pytorch.capture import sizes
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.described import Inputs
 from remat_cli.pytorch.plan.region_curve import RegionGraphs
+from remat_cli.pytorch.plan.region_runner import RegionRunner
 from remat_cli.pytorch.plan.sized_fused import SizedKernels
-from remat_cli.pytorch.plan.sized_region import SizedRegion
 from remat_cli.torch import planned
 from tests.unit.pytorch.run.test_regions import Masked, by_regions, fixed_bytes, record_of, same, step
 
@@ -29,8 +29,8 @@ def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_loop_over_lengths_captures_twice_and_plans_for_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     divided = []
-    divide = SizedRegion._divide
-    monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
+    divide = RegionRunner._divide
+    monkeypatch.setattr(RegionRunner, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
     eager = Masked(2, 16, 50, 0.1).train()
     model = by_regions(copy.deepcopy(eager), "70%", "blocks.*")
     for length in (40, 48, 47, 64, 33, 50, 40, 64, 35, 61):
@@ -59,8 +59,8 @@ def test_compiled_blocks_are_captured_twice_and_their_kernels_run_at_all_lengths
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     divided, compiled = [], []
-    divide, compile_at = SizedRegion._divide, SizedKernels.compiled
-    monkeypatch.setattr(SizedRegion, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
+    divide, compile_at = RegionRunner._divide, SizedKernels.compiled
+    monkeypatch.setattr(RegionRunner, "_divide", lambda self, given: divided.append(given) or divide(self, given))  # type: ignore[func-returns-value]
     monkeypatch.setattr(
         SizedKernels,
         "compiled",

@@ -16,8 +16,8 @@ from remat_cli.errors import DoesNotFit, GraphError
 from remat_cli.pytorch.capture import sizes
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
-from remat_cli.pytorch.plan.sized import _larger
 from remat_cli.pytorch.plan.sized_memory import ResizedGraph, resized
+from remat_cli.pytorch.plan.whole_runner import _larger
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.unstable import front_end
 from remat_cli.torch import plan_of, planned

@@ -100,8 +100,8 @@ class _Here:
     in_parts: dict[Graph, tuple[Joint, Graph]] = field(default_factory=dict)
 
 
-class SizedStep:
-    """A captured graph for calls of one size or many.
+class WholeRunner:
+    """Runs a captured step at one size or many.
 
     Attributes:
         is_stale: whether to plan again before the next run.

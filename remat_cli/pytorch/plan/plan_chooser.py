@@ -18,7 +18,7 @@ from remat_cli.pytorch.plan.waiting import COMPILING
 from remat_cli.units import format_bytes, format_time
 
 
-class StepChooser:
+class PlanChooser:
     """Chooses a plan for each region of a step.
 
     Attributes:
