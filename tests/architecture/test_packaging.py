@@ -133,6 +133,8 @@ def test_automation_makes_what_can_be_made(path: Path) -> None:
     made = set(re.findall(r"(?:^|: )make ([\w-]+)", commands, re.MULTILINE))
     assert made
     assert made <= TARGETS
+    given = {name for line in commands.splitlines() if "make " in line for name in re.findall(r" ([A-Z]+)=", line)}
+    assert given <= set(re.findall(r"\$\(([A-Z]+)", MAKEFILE))
 
 
 def test_targets_that_are_no_files_are_phony() -> None:

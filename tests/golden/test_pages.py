@@ -138,8 +138,11 @@ def test_every_dotted_name_can_be_imported(page: Path) -> None:
 
 @each_page
 def test_every_make_target_exists(page: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", text_of(ROOT / "Makefile"), re.MULTILINE))
-    assert set(re.findall(r"(?:`|^)make (\w+)", text_of(page), re.MULTILINE)) <= targets
+    makefile = text_of(ROOT / "Makefile")
+    calls = re.findall(r"(?:`|^)make ([\w-]+)((?: [A-Z]+=(?:\"[^\"]*\"|\S*))*)", text_of(page), re.MULTILINE)
+    assert {target for target, _ in calls} <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    variables = {name for _, given in calls for name in re.findall(r" ([A-Z]+)=", given)}
+    assert variables <= set(re.findall(r"\$\(([A-Z]+)", makefile))
 
 
 @each_page
