@@ -107,11 +107,11 @@ class PlannedCall:
         """
         if torch.compiler.is_compiling():
             # Within another plan the call is a part of that plan; other uses of torch.compile must leave it alone.
-            return self.function(*args, **kwargs) if _is_running else _left_alone(self, args, kwargs)
+            return self.function(*args, **kwargs) if _is_running else left_alone(self, args, kwargs)
         modules = [self.module] if self.module is not None else _modules_in((args, kwargs))
         if (measured := self._watch.end()) is not None:
             self._hold(measured)
-        if (reason := _why_unplanned(modules)) is not None:
+        if (reason := why_unplanned(modules)) is not None:
             self.record.unplanned[reason] += 1
             return self.function(*args, **kwargs)
         self._modules, self._given = modules, (args, kwargs)
@@ -328,11 +328,12 @@ def _planning(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 @torch.compiler.disable(reason="a plan runs it")  # type: ignore[no-untyped-call,untyped-decorator]
-def _left_alone(call: PlannedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def left_alone(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a planned call within a graph that others capture, outside of that graph."""
     return call(*args, **kwargs)
 
 
-def _why_unplanned(modules: list[nn.Module]) -> str | None:
+def why_unplanned(modules: list[nn.Module]) -> str | None:
     """Return the reason why a call runs unplanned, or None."""
     if not torch.is_grad_enabled():
         return "without gradients"

@@ -43,7 +43,7 @@ from remat_cli.pytorch.plan.region_runner import RegionHooks
 from remat_cli.pytorch.plan.rehearsal import FillsCache, checkpointed, named_call
 from remat_cli.pytorch.plan.step_plans import StepPlans
 from remat_cli.pytorch.run.attached import attach, detach
-from remat_cli.pytorch.run.call import PlannedCall, check_not_sharded
+from remat_cli.pytorch.run.call import PlannedCall, check_not_sharded, left_alone, why_unplanned
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.modules import call_instead, own_call, set_call_instead
 
@@ -267,15 +267,13 @@ class RegionsCall:
             RematError: see `planned`.
         """
         if torch.compiler.is_compiling():
-            return _left_alone(self, args, kwargs)
+            return left_alone(self, args, kwargs)
         module = self.request.module
         if (measured := self._watch.end()) is not None:
             assert self._plan is not None
             self.record.without = self._watch.without
             self._plans.hold(measured, self._plan)
-        reason = "without gradients" if not torch.is_grad_enabled() else None
-        reason = reason or (None if module.training else "in eval mode")
-        if reason is not None:
+        if (reason := why_unplanned([module])) is not None:
             self.record.unplanned[reason] += 1
             return own_call(module)(*args, **kwargs)
         self._check_eager()
@@ -344,8 +342,3 @@ class RegionsCall:
         if reason not in self.record.unplanned:
             notify(logging.WARNING, f"not within the budget: {reason}, runs by {by}")
         self.record.unplanned[reason] += 1
-
-
-@torch.compiler.disable(reason="plans run its parts")  # type: ignore[no-untyped-call,untyped-decorator]
-def _left_alone(call: RegionsCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return call(*args, **kwargs)
