@@ -25,6 +25,7 @@ from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.measure import measure_once
 from remat_cli.pytorch.memory.transfers import COPIES
 from remat_cli.pytorch.plan.record import PlanRecord, waited
+from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.torch import plan_of, planned
 from remat_cli.units import format_bytes, format_share
 from tests.bench.gpu.models import KINDS, Kind, inputs_of
@@ -147,8 +148,11 @@ def _of_planned(training: Training, eager: Any, again: Any, line: Line) -> Line:
 
 
 def _predicted(record: PlanRecord) -> tuple[int, int | None, float]:
-    """Return the predicted peak of a planned step, its budget and its predicted overhead."""
-    of: Any = record if record.last is None else record.last
+    """Return the predicted peak of a planned step, its budget and its predicted overhead.
+
+    A record by blocks has those of the whole step.
+    """
+    of: Any = record if isinstance(record, RegionsRecord) else record.last
     return of.predicted_peak_bytes, of.budget_bytes, of.overhead
 
 
