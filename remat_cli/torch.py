@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 try:
+    from remat_cli.pytorch.run.pipeline import PlannedPipeline
     from remat_cli.pytorch.run.planned import plan_of, planned
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -11,4 +12,4 @@ except ModuleNotFoundError as error:
 
 from remat_cli.pytorch.capture.step import Step
 
-__all__ = ["Step", "plan_of", "planned"]
+__all__ = ["PlannedPipeline", "Step", "plan_of", "planned"]

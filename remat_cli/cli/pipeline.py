@@ -165,7 +165,9 @@ def plan_pipeline_call(
         reading = read(graph, config.graph)
         prepared = prepare_reading(reading, str(graph), config.graph)
         rate = None if options.stage_bandwidth is None else _rate(options.stage_bandwidth, prepared.graph)
-        planning = plan_pipeline(prepared, residents_of(prepared, reading), asked.at(rate), config.request, observe)
+        planning = plan_pipeline(
+            prepared, residents_of(prepared.graph, reading), asked.at(rate), config.request, observe
+        )
     if output is not None and planning.pipeline is not None:
         streams.write(output, pipeline_bytes(planning))
     streams.report(lambda: pipeline_report(planning), lambda: pipeline_summary(planning))
@@ -224,7 +226,7 @@ def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFi
     options = with_recorded(said, file.mode, file.read_with)
     reading = read(graph, options)
     prepared = prepare_reading(reading, str(graph), options)
-    replay = replay_pipeline(file.pipeline(prepared.graph, residents_of(prepared, reading)))
+    replay = replay_pipeline(file.pipeline(prepared.graph, residents_of(prepared.graph, reading)))
     for rank, (peak, budget) in enumerate(zip(replay.peaks, file.budgets, strict=False)):
         if peak > budget:
             raise InvalidSchedule(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 from remat_cli.pipelines.chunks import JobKind
 from remat_cli.pipelines.curve import ChunkPoint
-from remat_cli.pipelines.jobs import RankJob
+from remat_cli.pipelines.jobs import RankJob, Room
 from remat_cli.pipelines.orders import Order
 from remat_cli.planners.shared.cp_model import CpModel, IntVar, LinearExpr
 from remat_cli.planners.shared.cp_sat import solve_model
@@ -31,11 +32,7 @@ class Needs:
 
 
 def best_plans(
-    order: Order,
-    curves: Sequence[Sequence[ChunkPoint]],
-    memory: Sequence[int],
-    needs: Needs,
-    below: int | None = None,
+    order: Order, curves: Sequence[Sequence[ChunkPoint]], room: Room, needs: Needs, below: int | None = None
 ) -> Chosen | None:
     """Return the point of each chunk and microbatch with which the order ends soonest.
 
@@ -44,7 +41,7 @@ def best_plans(
     Args:
         order: jobs of each rank.
         curves: [chunks] plans of each chunk, the fastest one first.
-        memory: [ranks] bytes beside the fixed ones.
+        room: memory of each rank.
         needs: what each job waits for.
         below: only a result that ends sooner is of use.
 
@@ -52,10 +49,10 @@ def best_plans(
         The index of a point by chunk and microbatch; None without a choice that fits and ends soon enough, or where the
         solver's work is spent.
     """
-    if any(limit < 0 for limit in memory):
+    if any(limit < 0 for limit in room.limits):
         return None
     fastest = dict.fromkeys(((job.chunk, job.microbatch) for rank in order for job in rank), 0)
-    if fits(order, curves, memory, fastest):
+    if fits(order, curves, room, fastest):
         return fastest
     model = CpModel()
     longest = sum(max(point.time(job.kind) for point in curves[job.chunk]) for rank in order for job in rank)
@@ -73,15 +70,18 @@ def best_plans(
     horizon = latest // unit + sum(map(len, order)) + 1
     ends = {job: model.new_int_var(0, horizon, "") for rank in order for job in rank}
     makespan = model.new_int_var(0, horizon, "")
-    for jobs, limit in zip(order, memory, strict=True):
-        _add_memory(model, jobs, curves, takes, limit)
-        for before, job in zip((None, *jobs), jobs, strict=False):
+    for rank, jobs in enumerate(order):
+        _add_memory(model, jobs, curves, takes, room.of(rank, jobs))
+        waits = {job: [*needs.of.get(job, ())] for job in jobs}
+        for before, job in pairwise(jobs):
+            waits[job].append((before, 0))
+        for job in jobs:
             lasts = _chosen(takes, job, [ceil(point.time(job.kind) / unit) for point in curves[job.chunk]])
-            waits = [(other, ceil(time / unit)) for other, time in needs.of.get(job, ())]
-            for other, time in [*waits, *([] if before is None else [(before, 0)])]:
-                model.add(ends[job] >= ends[other] + time + lasts)
             model.add(ends[job] >= lasts)
+            for other, time in waits[job]:
+                model.add(ends[job] >= ends[other] + ceil(time / unit) + lasts)
         model.add(makespan >= ends[jobs[-1]])
+        _keep_order_of_sums(model, jobs, curves, takes)
     model.minimize(makespan)
     limits = Limits.of(_SECONDS, _WORK, cores=1, seed=0)
     outcome = solve_model(model, limits, rounding=Rounding.RESTRICT)
@@ -102,21 +102,51 @@ def _chosen(takes: _Takes, job: RankJob, figures: Sequence[int]) -> LinearExpr:
 
 
 def _add_memory(
-    model: CpModel, jobs: Sequence[RankJob], curves: Sequence[Sequence[ChunkPoint]], takes: _Takes, memory_bytes: int
+    model: CpModel,
+    jobs: Sequence[RankJob],
+    curves: Sequence[Sequence[ChunkPoint]],
+    takes: _Takes,
+    limits: Sequence[int],
 ) -> None:
     """Hold a rank's memory at each of its jobs."""
-    unit = max(1, ceil(memory_bytes / _RESOLUTION))
+    unit = max(1, ceil(max(limits) / _RESOLUTION))
     in_flight: dict[tuple[int, int], RankJob] = {}  # the last pass of each microbatch in flight
-    for job in jobs:
+    for job, limit in zip(jobs, limits, strict=True):
         in_flight.pop((job.chunk, job.microbatch), None)
         peak = _chosen(takes, job, [ceil(point.peak_bytes(job.kind) / unit) for point in curves[job.chunk]])
         kept = [
             _chosen(takes, other, [ceil(point.left_bytes(other.kind) / unit) for point in curves[other.chunk]])
             for other in in_flight.values()
         ]
-        model.add(LinearExpr.sum([peak, *kept]) <= memory_bytes // unit)
+        model.add(LinearExpr.sum([peak, *kept]) <= limit // unit)
         if not job.kind.is_last:
             in_flight[job.chunk, job.microbatch] = job
+
+
+def _keep_order_of_sums(
+    model: CpModel, jobs: Sequence[RankJob], curves: Sequence[Sequence[ChunkPoint]], takes: _Takes
+) -> None:
+    """Add gradients of weights in the order of their microbatches, so that sums have the same last digits."""
+    for earlier, later in _overtaking(jobs):
+        for point, taken in zip(curves[earlier[0]], takes[earlier], strict=True):
+            for other, also in zip(curves[later[0]], takes[later], strict=True):
+                if not other.early <= point.early:
+                    model.add_bool_or(taken.negated(), also.negated())
+
+
+def _overtaking(jobs: Sequence[RankJob]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield microbatches of a chunk of which the second one's inputs come before the first one's weights.
+
+    What the second one adds early, the first one has to add early, too.
+    """
+    waiting: list[tuple[int, int]] = []
+    for job in jobs:
+        key = (job.chunk, job.microbatch)
+        if job.kind is JobKind.INPUTS:
+            yield from ((other, key) for other in waiting if other[0] == job.chunk)
+            waiting.append(key)
+        elif job.kind is JobKind.WEIGHTS:
+            waiting.remove(key)
 
 
 def makespan_of(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs, chosen: Chosen) -> int:
@@ -139,12 +169,12 @@ def makespan_of(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Nee
     return max(ends.values())
 
 
-def fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], memory: Sequence[int], chosen: Chosen) -> bool:
+def fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], room: Room, chosen: Chosen) -> bool:
     """Tell whether these plans fit each rank's memory in this order."""
-    for jobs, limit in zip(order, memory, strict=True):
+    for rank, jobs in enumerate(order):
         kept: dict[tuple[int, int], int] = {}
         in_flight = 0
-        for job in jobs:
+        for job, limit in zip(jobs, room.of(rank, jobs), strict=True):
             key = (job.chunk, job.microbatch)
             point = curves[job.chunk][chosen[key]]
             in_flight -= kept.pop(key, 0)

@@ -66,7 +66,6 @@ class Chunk:
         received_bytes: receive buffers and data of one microbatch.
         forward_from: bytes that the forward pass receives, by chunk.
         backward_from: bytes that the backward pass receives, by chunk.
-        sent_back_bytes: bytes of the gradients that the backward pass sends to earlier chunks.
     """
 
     index: int
@@ -78,7 +77,6 @@ class Chunk:
     received_bytes: int
     forward_from: Mapping[int, int]
     backward_from: Mapping[int, int]
-    sent_back_bytes: int
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
@@ -273,7 +271,6 @@ def _chunk(graph: Graph, index: int, chunk_of: Mapping[str, int], residents: Res
         received_bytes=sum(graph.tensors[name].bytes for name in (*inputs, *arrivals)) - weights,
         forward_from=forward_from,
         backward_from=backward_from,
-        sent_back_bytes=sum(graph.tensors[name].bytes for name in sent_back),
     )
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from remat_cli.config import Request
 from remat_cli.config.planner_choice import named_planner
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.schedule import Compute, Free, Schedule, plain_run, renamed
+from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, plain_run, renamed
 from remat_cli.core.solve import baseline_of
 from remat_cli.pipelines.chunks import Chunk, JobKind
 from remat_cli.pipelines.judge import Stretch, stretches
@@ -31,15 +31,18 @@ class ChunkPoint:
     Attributes:
         schedule: the plan.
         passes: its passes, in their order.
+        early: ops of the pass of weights that this plan runs with the gradients that are sent, if nothing in the chunk
+            reads them: they make gradients of weights.
     """
 
     schedule: Schedule
     passes: dict[JobKind, Stretch]
+    early: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, chunk: Chunk, schedule: Schedule) -> ChunkPoint:
         """Measure a schedule of a chunk."""
-        return cls(schedule, stretches(chunk, schedule))
+        return cls(schedule, stretches(chunk, schedule), _early(chunk, schedule))
 
     @property
     def kept_bytes(self) -> int:
@@ -64,6 +67,20 @@ class ChunkPoint:
         passes = self.passes.values()
         return (*(each.left_bytes for each in passes), *(each.peak_bytes for each in passes),
                 *(each.time for each in passes))  # fmt: skip
+
+
+def _early(chunk: Chunk, schedule: Schedule) -> frozenset[str]:
+    """Return the ops that make gradients of weights before gradients are sent."""
+    if chunk.sent is None:
+        return frozenset()
+    names = [op.name for op in chunk.graph.ops]
+    weights = {
+        name
+        for name in names[names.index(chunk.sent) + 1 :]
+        if not any(chunk.graph.consumers[output] for output in chunk.graph.op[name].outputs)
+    }
+    runs = [step.op for step in schedule.steps if isinstance(step, Compute | Inplace)]
+    return frozenset(weights.intersection(runs[: runs.index(chunk.sent)]))
 
 
 def with_sending(chunk: Chunk, whole: ChunkPoint) -> ChunkPoint:

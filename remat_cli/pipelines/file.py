@@ -63,13 +63,22 @@ class PipelineFile:
 
         Raises:
             GraphError: the file was made for another graph.
-            InvalidSchedule: a chunk has no rank or no schedule.
+            InvalidSchedule: see `on`.
         """
         if graph_sha256(graph) != self.sha256:
             raise GraphError(
                 f"the pipeline was made for another graph than {graph.name!r} with these options (sha256 differs)",
                 hint="give the graph that was planned, with the options of then",
             )
+        return self.on(graph, residents)
+
+    def on(self, graph: Graph, residents: Residents) -> Pipeline:
+        """Return the pipeline of this file on a graph with the same ops, which may have other times.
+
+        Raises:
+            InvalidSchedule: a chunk has no rank or no schedule.
+            UsageError: the graph cannot be cut so.
+        """
         chunks = cut_graph(graph, self.cuts, residents)
         if len(self.rank_of) != len(chunks) or not set(self.rank_of) <= set(range(len(self.orders))):
             raise InvalidSchedule(

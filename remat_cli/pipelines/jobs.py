@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -28,6 +28,27 @@ class RankJob(NamedTuple):
     def text(self) -> str:
         """The job as torch's pipelining writes it, such as "1F0": chunk, pass, microbatch."""
         return f"{self.chunk}{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory for what plans choose.
+
+    Attributes:
+        limits: [ranks] bytes beside the fixed ones.
+        sent: [chunks] bytes of gradients that go to other ranks, and stay on their own until the end.
+    """
+
+    limits: Sequence[int]
+    sent: Sequence[int]
+
+    def of(self, rank: int, jobs: Sequence[RankJob]) -> list[int]:
+        """Return the bytes that are left at each job of a rank."""
+        left, limits = self.limits[rank], []
+        for job in jobs:
+            limits.append(left)
+            left -= self.sent[job.chunk] if job.kind.sends_gradients else 0
+        return limits
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,7 +132,7 @@ def replay_pipeline(pipeline: Pipeline) -> Replay:
     rank nothing is sent.
 
     Memory of a rank: the fixed bytes of its chunks, what each microbatch in flight keeps, the running job step by step,
-    and gradients until they are sent.
+    and gradients that went to other ranks: torch's pipelining lets go of them when all jobs are done.
 
     Raises:
         InvalidSchedule: a schedule breaks a rule; a job is missing, runs twice, or on another rank; or jobs wait for
@@ -147,7 +147,7 @@ def replay_pipeline(pipeline: Pipeline) -> Replay:
     clock = _Clock.of(pipeline, passes)
     clock.run()
     ran = clock.ran
-    memory = [_memory(pipeline, rank, ran[rank], passes, clock.leaving[rank]) for rank in range(pipeline.ranks)]
+    memory = [_memory(pipeline, rank, ran[rank], passes) for rank in range(pipeline.ranks)]
     return Replay(
         makespan=max((run.end for rank in ran for run in rank), default=0),
         ran=tuple(map(tuple, ran)),
@@ -212,13 +212,14 @@ class _Clock:
 
     Attributes:
         ran: [ranks] jobs done.
-        leaving: [ranks] gradients on their way to other ranks: (from, to, bytes).
+        readers: jobs that read a job's result, with the bytes that each reads.
+        arrived: for a job and one that reads its result, when that is there.
+        link_free: for two ranks, when the link from the first to the second is free.
     """
 
     pipeline: Pipeline
     passes: Mapping[RankJob, Stretch]
     ran: list[list[RanJob]]
-    leaving: list[list[tuple[int, int, int]]]
     readers: dict[RankJob, list[tuple[RankJob, int]]]
     arrived: dict[tuple[RankJob, RankJob], int] = field(default_factory=dict)
     link_free: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -231,7 +232,7 @@ class _Clock:
             for job in order:
                 for need, size in _needs(pipeline.chunks[job.chunk], job):
                     readers.setdefault(need, []).append((job, size))
-        return cls(pipeline, passes, [[] for _ in pipeline.orders], [[] for _ in pipeline.orders], readers)
+        return cls(pipeline, passes, [[] for _ in pipeline.orders], readers)
 
     def run(self) -> None:
         """Run all jobs.
@@ -270,10 +271,18 @@ class _Clock:
         if target == rank or self.pipeline.bytes_per_time is None:
             return time
         begin = max(time, self.link_free.get((rank, target), 0))
-        arrival = self.link_free[rank, target] = begin + ceil(size / self.pipeline.bytes_per_time)
-        if job.kind.sends_gradients:
-            self.leaving[rank].append((time, arrival, size))
-        return arrival
+        self.link_free[rank, target] = begin + ceil(size / self.pipeline.bytes_per_time)
+        return self.link_free[rank, target]
+
+
+def _sent_bytes(pipeline: Pipeline, chunk: Chunk) -> int:
+    """Return the bytes of gradients that a chunk sends to other ranks for a microbatch."""
+    rank_of = pipeline.rank_of
+    return sum(
+        other.backward_from.get(chunk.index, 0)
+        for other in pipeline.chunks
+        if rank_of[other.index] != rank_of[chunk.index]
+    )
 
 
 def _memory(
@@ -281,12 +290,12 @@ def _memory(
     rank: int,
     ran: list[RanJob],
     passes: Mapping[RankJob, Stretch],
-    leaving: list[tuple[int, int, int]],
 ) -> list[tuple[int, int, RankJob]]:
     """Return a rank's memory at each step: (time, bytes, job)."""
     fixed = sum(
         chunk.fixed_bytes(pipeline.microbatches) for chunk in pipeline.chunks if pipeline.rank_of[chunk.index] == rank
     )
+    sent = {chunk.index: _sent_bytes(pipeline, chunk) for chunk in pipeline.chunks}
     in_flight: dict[tuple[int, int], int] = {}
     moments: list[tuple[int, int, RankJob]] = []
     for run in ran:
@@ -294,10 +303,10 @@ def _memory(
         own = (job.chunk, job.microbatch)
         beside = fixed + sum(kept for other, kept in in_flight.items() if other != own)
         for index, level in enumerate(stretch.levels):
-            begin, end = run.start + stretch.times[index], run.start + stretch.times[index + 1]
-            on_their_way = sum(size for start, stop, size in leaving if start <= end and stop > begin)
-            moments.append((begin, beside + level + on_their_way, job))
+            moments.append((run.start + stretch.times[index], beside + level, job))
         in_flight[own] = stretch.left_bytes
+        if job.kind.sends_gradients:
+            fixed += sent[job.chunk]
         moments.append((run.end, fixed + sum(in_flight.values()), job))
         if job.kind.is_last:
             del in_flight[own]

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from remat_cli.pipelines.chunks import JobKind
 from remat_cli.pipelines.curve import ChunkPoint
-from remat_cli.pipelines.jobs import RankJob
+from remat_cli.pipelines.jobs import RankJob, Room
 
 Order = tuple[tuple[RankJob, ...], ...]
 
@@ -124,7 +124,7 @@ class ListScheduler:
         rank_of: [chunks] rank of each chunk.
         microbatches: number of microbatches.
         points: [chunks] plan of each chunk.
-        memory: [ranks] bytes beside the fixed ones.
+        room: memory of each rank.
         transfers: [chunks - 1] time from each chunk to the next one.
         preference: what a rank prefers.
     """
@@ -132,7 +132,7 @@ class ListScheduler:
     rank_of: Sequence[int]
     microbatches: int
     points: Sequence[ChunkPoint]
-    memory: Sequence[int]
+    room: Room
     transfers: Sequence[int]
     preference: Preference = Preference()
 
@@ -156,7 +156,7 @@ class _Ranks:
         jobs: [ranks] jobs so far.
         arrivals: for a chunk and a kind of pass, when what each microbatch's pass reads is there, in their order.
         done: for a chunk and a kind of pass, how many microbatches have passed.
-        kept: [ranks] bytes of the microbatches in flight.
+        kept: [ranks] bytes of the microbatches in flight, and of sent gradients.
     """
 
     scheduler: ListScheduler
@@ -229,7 +229,7 @@ class _Ranks:
 
     def _may_run(self, rank: int, chunk: int, kind: JobKind) -> bool:
         """Tell whether a pass fits; a forward pass with what its microbatch needs later on this rank."""
-        points, limit = self.scheduler.points, self.scheduler.memory[rank]
+        points, limit = self.scheduler.points, self.scheduler.room.limits[rank]
         point = points[chunk]
         if kind.sends_gradients:
             others = self.kept[rank] - point.left_bytes(JobKind.FORWARD)
@@ -261,6 +261,8 @@ class _Ranks:
         kinds = list(point.passes)
         before = point.left_bytes(kinds[kinds.index(kind) - 1]) if kind is not JobKind.FORWARD else 0
         self.kept[rank] += point.left_bytes(kind) - before
+        if kind.sends_gradients:
+            self.kept[rank] += self.scheduler.room.sent[chunk]
         return time + point.time(kind)
 
     def _finish(self, key: tuple[int, JobKind], end: int) -> list[tuple[int, int]]:

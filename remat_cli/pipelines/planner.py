@@ -9,6 +9,7 @@ from itertools import product
 from math import ceil
 
 from remat_cli.config import Request
+from remat_cli.core.graph import Graph
 from remat_cli.core.operators import Role
 from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import plain_run
@@ -19,7 +20,7 @@ from remat_cli.pipelines.bound import NoFit, makespan_bound, no_fit
 from remat_cli.pipelines.chunks import Chunk, Residents, StageCuts, cut_graph, forward_ops
 from remat_cli.pipelines.curve import ChunkPoint, best_points, curve, with_sending
 from remat_cli.pipelines.cuts import even_cuts, named_cuts
-from remat_cli.pipelines.jobs import Pipeline, RankJob
+from remat_cli.pipelines.jobs import Pipeline, RankJob, Room
 from remat_cli.pipelines.judge import Replay, replay_pipeline
 from remat_cli.pipelines.orders import (
     ListScheduler,
@@ -34,8 +35,6 @@ from remat_cli.pipelines.request import ChunkOrder, PipelineRequest
 from remat_cli.planning.memory_need import notes_on_memory
 from remat_cli.prepare import Prepared
 
-# Shares of the budget left for gradients on their way to other ranks, in multiples of a chunk's.
-_RESERVES = (1, 2, 4)
 _AHEAD = (0, 1, 2)  # forward passes ahead of 1F1B's
 _IN_FLIGHT = (None, 0, 1, 2, -1)  # limits of microbatches in flight for orders that are made
 _ORDERS = 8  # orders for which plans are chosen by microbatch, those first that would end soonest
@@ -86,9 +85,8 @@ class PipelinePlanning:
         return (*self.prepared.notes, *notes_on_memory(self.prepared.graph))
 
 
-def residents_of(prepared: Prepared, reading: Reading) -> Residents:
+def residents_of(graph: Graph, reading: Reading) -> Residents:
     """Return a step's parameters, and the forward ops that read each."""
-    graph = prepared.graph
     sizes = {parameter.name: parameter.bytes for parameter in reading.parameters}
     read_by: dict[str, list[str]] = {}
     for op in forward_ops(graph):
@@ -201,6 +199,10 @@ class _CutSearch:
             for rank, peak in enumerate(usual.peaks)
         )
         bound = makespan_bound(chunks, self._rank_of, request.microbatches, self._transfer)
+        self._room = Room(
+            limits=[budget - fixed for budget, fixed in zip(budgets, self._fixed, strict=True)],
+            sent=self._sent_bytes(),
+        )
         self.best = PipelinePlanning(prepared, request, cuts, chunks, usual, budgets, bound)
 
     def run(self) -> PipelinePlanning:
@@ -241,11 +243,11 @@ class _CutSearch:
 
     def _search(self, curves: Sequence[Sequence[ChunkPoint]]) -> bool:
         """Try orders with these plans; tell whether no order that was tried is faster without memory limits."""
-        needs, memory = Needs(self._needs()), self._memory()
+        needs = Needs(self._needs())
         choices = list(_levels(curves))
         least: dict[Order, int] = {}
         families: dict[Order, str] = {}
-        for family, order in self._orders(curves, choices, memory):
+        for family, order in self._orders(curves, choices):
             if order in least:
                 continue
             least[order], families[order] = makespan_of(order, curves, needs, self._chosen(choices[0])), family
@@ -270,21 +272,9 @@ class _CutSearch:
         needs: Needs,
     ) -> None:
         """Try the first plans that fit an order, the same for all microbatches."""
-        memory = self._memory()
-        chosen = next((each for each in map(self._chosen, choices) if fits(order, curves, memory, each)), None)
+        chosen = next((each for each in map(self._chosen, choices) if fits(order, curves, self._room, each)), None)
         if chosen is not None and self._is_sooner(makespan_of(order, curves, needs, chosen)):
             self._take(family, order, curves, chosen)
-
-    def _memory(self, reserve: int = 0) -> list[int]:
-        """[ranks] bytes beside the fixed ones and what is left for gradients on their way.
-
-        Args:
-            reserve: gradients on their way, in multiples of the largest that a chunk sends.
-        """
-        return [
-            budget - fixed - reserve * sent
-            for budget, fixed, sent in zip(self.best.budgets, self._fixed, self._sent_back(), strict=True)
-        ]
 
     def _is_sooner(self, time: int) -> bool:
         """Tell whether a makespan is shorter than that of the best plan."""
@@ -296,25 +286,21 @@ class _CutSearch:
 
     def _choose(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Needs) -> None:
         """Choose plans for an order, and keep the result if it ends sooner than the best one."""
-        for reserve in _RESERVES if self._request.bytes_per_time is not None else (0,):
-            memory = self._memory(reserve)
-            below = None if self.best.replay is None else self.best.replay.makespan
-            chosen = best_plans(order, curves, memory, needs, below)
-            if chosen is None or self._take(family, order, curves, chosen):
-                return
+        below = None if self.best.replay is None else self.best.replay.makespan
+        chosen = best_plans(order, curves, self._room, needs, below)
+        if chosen is not None:
+            self._take(family, order, curves, chosen)
 
-    def _take(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], chosen: Chosen) -> bool:
-        """Replay a pipeline, and keep it if it ends sooner than the best one; tell whether it fits."""
+    def _take(self, family: str, order: Order, curves: Sequence[Sequence[ChunkPoint]], chosen: Chosen) -> None:
+        """Replay a pipeline, and keep it if it fits and ends sooner than the best one."""
         pipeline = self._pipeline(order, curves, chosen)
         replay = self._replayed(pipeline)
-        if any(peak > budget for peak, budget in zip(replay.peaks, self.best.budgets, strict=True)):
-            return False
-        if self._is_sooner(replay.makespan):
+        it_fits = all(peak <= budget for peak, budget in zip(replay.peaks, self.best.budgets, strict=True))
+        if it_fits and self._is_sooner(replay.makespan):
             self.best = replace(self.best, pipeline=pipeline, replay=replay, family=family)
-        return True
 
     def _orders(
-        self, curves: Sequence[Sequence[ChunkPoint]], choices: Sequence[Sequence[int]], memory: Sequence[int]
+        self, curves: Sequence[Sequence[ChunkPoint]], choices: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, Order]]:
         """Yield orders with the names of their families."""
         yield from self._published()
@@ -324,7 +310,9 @@ class _CutSearch:
         for choice, in_flight, deepest_first, patient in product(choices, _IN_FLIGHT, deepest, patience):
             points = [points[index] for points, index in zip(curves, choice, strict=True)]
             preference = Preference(deepest_first, in_flight, patient)
-            scheduler = ListScheduler(self._rank_of, self._request.microbatches, points, memory, between, preference)
+            scheduler = ListScheduler(
+                self._rank_of, self._request.microbatches, points, self._room, between, preference
+            )
             order = scheduler.order()
             if order is not None:
                 yield "made for these stages", order
@@ -362,11 +350,15 @@ class _CutSearch:
                 needs.update({job: [(backward, 0)] for job in weights})
         return needs
 
-    def _sent_back(self) -> list[int]:
-        """[ranks] bytes of the largest gradients that a chunk of each rank sends back."""
+    def _sent_bytes(self) -> list[int]:
+        """[chunks] bytes of the gradients that go to other ranks."""
         return [
-            max(chunk.sent_back_bytes for chunk in self._chunks if self._rank_of[chunk.index] == rank)
-            for rank in range(self._request.stages)
+            sum(
+                other.backward_from.get(chunk.index, 0)
+                for other in self._chunks
+                if self._rank_of[other.index] != self._rank_of[chunk.index]
+            )
+            for chunk in self._chunks
         ]
 
     def _pipeline(self, order: Order, curves: Sequence[Sequence[ChunkPoint]], chosen: Chosen) -> Pipeline:

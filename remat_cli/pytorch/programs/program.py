@@ -83,7 +83,7 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
     _check_transfers(joint, steps)
     watcher = None if watch is None else _as_function(watch)
     moved = frozenset(step.tensor for step in steps if isinstance(step, Offload))
-    forward, backward = _Half(joint, watcher, moved, fused), _Half(joint, watcher, moved, fused)
+    forward, backward = PassWriter(joint, watcher, moved, fused), PassWriter(joint, watcher, moved, fused)
     for node in (*joint.primals, *joint.sizes):
         forward.input(node)
     forward.run(forward_steps)
@@ -175,7 +175,7 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
     needed, needed_copies = dict[fx.Node, None](), dict[fx.Node, None]()
 
     def note(nodes: Iterable[fx.Node]) -> None:
-        needed.update((root, None) for node in nodes for root in _roots(joint, node) if root not in known)
+        needed.update((root, None) for node in nodes for root in roots_of(joint, node) if root not in known)
 
     def note_copies(nodes: Iterable[fx.Node]) -> None:
         needed_copies.update((node, None) for node in nodes if node not in copied)
@@ -204,7 +204,7 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
     return list(needed_copies), sorted(needed, key=place)
 
 
-def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
+def roots_of(joint: Joint, node: fx.Node) -> list[fx.Node]:
     """Return the values that a node's value is derived from.
 
     They are inputs, and results of ops.
@@ -213,11 +213,11 @@ def _roots(joint: Joint, node: fx.Node) -> list[fx.Node]:
         return []
     if node.op == "placeholder" or node in joint.op_of:
         return [node]
-    return [root for source in node.all_input_nodes for root in _roots(joint, source)]
+    return [root for source in node.all_input_nodes for root in roots_of(joint, source)]
 
 
 @dataclass
-class _Half:
+class PassWriter:
     """One of the two graphs while it is written.
 
     Attributes:
@@ -315,6 +315,7 @@ class _Half:
         return self.graph.node_copy(node, arguments.__getitem__)
 
     def item(self, node: fx.Node, run: fx.Node) -> fx.Node:
+        """Add one of the results of a run."""
         return self.graph.node_copy(node, lambda _: run)
 
     def read(self, node: Any) -> Any:
@@ -338,7 +339,7 @@ class _Half:
 
         A view of the same instance is not added twice.
         """
-        instances = tuple(self.values[root] for root in _roots(self.joint, node) if root in self.values)
+        instances = tuple(self.values[root] for root in roots_of(self.joint, node) if root in self.values)
         if node not in self.views or self.views[node][0] != instances:
             self.views[node] = (instances, self.copy(node))
         return self.views[node][1]
