@@ -72,11 +72,7 @@ class PolicyPlanning:
                 kind: {"modules": list(paths), "saved": _sorted(saved_turns(chosen.policy.saved[kind]))}
                 for kind, paths in kinds
             },
-            "peak_bytes": chosen.trace.peak_bytes,
-            "time": chosen.trace.time,
-            "overhead": self.modules.overhead(chosen.trace.time),
-            "proven": chosen.proven,
-            "least_overhead": self.modules.overhead(self.modules.plain.time + chosen.least_time),
+            **self.modules.figures(chosen),
         }
 
 

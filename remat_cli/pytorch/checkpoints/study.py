@@ -164,13 +164,16 @@ class CheckpointPlanning:
         }
 
     def _summary(self, wrapped: ChosenPolicy) -> Summary:
+        return {"modules": list(wrapped.paths), **self.figures(wrapped)}
+
+    def figures(self, chosen: ChosenPolicy) -> Summary:
+        """Return the JSON values of a choice without what it wraps."""
         return {
-            "modules": list(wrapped.paths),
-            "peak_bytes": wrapped.trace.peak_bytes,
-            "time": wrapped.trace.time,
-            "overhead": self.overhead(wrapped.trace.time),
-            "proven": wrapped.proven,
-            "least_overhead": self.overhead(self.plain.time + wrapped.least_time),
+            "peak_bytes": chosen.trace.peak_bytes,
+            "time": chosen.trace.time,
+            "overhead": self.overhead(chosen.trace.time),
+            "proven": chosen.proven,
+            "least_overhead": self.overhead(self.plain.time + chosen.least_time),
         }
 
 

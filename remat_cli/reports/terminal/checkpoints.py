@@ -5,12 +5,12 @@ It shows the modules to wrap, their costs, and those of the free plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat_cli.pytorch.checkpoints import CheckpointPlanning
+from remat_cli.pytorch.checkpoints import CheckpointPlanning, ChosenPolicy
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
@@ -65,11 +65,7 @@ def _verdict(planning: CheckpointPlanning) -> str:
 def _remedies(planning: CheckpointPlanning) -> list[str]:
     said = []
     if planning.least is not None:
-        least = planning.least
-        said.append(
-            f"the least peak that checkpoints reach{'' if least.proven else ', as far as was found,'} is "
-            f"{format_bytes(least.trace.peak_bytes)}, at {format_share(planning.overhead(least.trace.time))} more time"
-        )
+        said.append(least_in_words(planning, planning.least, "checkpoints reach"))
     free = planning.free
     if free.trace is not None and free.overhead is not None:
         said.append(
@@ -80,14 +76,31 @@ def _remedies(planning: CheckpointPlanning) -> list[str]:
     return said
 
 
+def least_in_words(planning: CheckpointPlanning, least: ChosenPolicy, reached_by: str) -> str:
+    """Return the least peak that was found, in words."""
+    caution = "" if least.proven else ", as far as was found,"
+    size, share = format_bytes(least.trace.peak_bytes), format_share(planning.overhead(least.trace.time))
+    return f"the least peak that {reached_by}{caution} is {size}, at {share} more time"
+
+
 def _table(planning: CheckpointPlanning) -> RenderableType:
-    rows: list[list[Cell]] = [["eager, without a plan", format_bytes(planning.plain.peak_bytes), ""]]
-    for label, wrapped in (("these checkpoints", planning.wrapped), ("checkpoints, least peak", planning.least)):
-        if wrapped is not None and wrapped.paths:
-            rows.append(_row(label, wrapped.trace.peak_bytes, planning.overhead(wrapped.trace.time)))
+    found = (("these checkpoints", planning.wrapped), ("checkpoints, least peak", planning.least))
+    rows = [(label, chosen.trace.peak_bytes, chosen.trace.time) for label, chosen in found if chosen and chosen.paths]
     for item in planning.settings:
         label = clean(item.setting).rpartition(", ")[2].rpartition("(")[2].rstrip(")")
-        rows.append(_row(label, item.peak, planning.overhead(planning.plain.time + item.time)))
+        rows.append((label, item.peak, planning.plain.time + item.time))
+    return table_beside_free(planning, rows)
+
+
+def table_beside_free(planning: CheckpointPlanning, found: Iterable[tuple[str, int, int]]) -> RenderableType:
+    """Return the table of eager's step, steps with checkpoints, and the free plan.
+
+    Args:
+        planning: has eager's step and the free plan.
+        found: label, peak and time of each step with checkpoints.
+    """
+    rows: list[list[Cell]] = [["eager, without a plan", format_bytes(planning.plain.peak_bytes), ""]]
+    rows += [_row(label, peak, planning.overhead(time)) for label, peak, time in found]
     free = planning.free if planning.free.trace is not None else planning.free_least
     if free is not None and free.peak_bytes is not None and free.overhead is not None:
         rows.append(_row("the free plan, by remat", free.peak_bytes, free.overhead))

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from remat_cli.pytorch.checkpoints import ChosenPolicy, PolicyPlanning, saved_turns
 from remat_cli.reports.safe_text import Report, Verbatim, clean
-from remat_cli.reports.terminal.checkpoints import ranges, subject_facts
-from remat_cli.reports.terminal.layout import Cell, bullets, columns, indented, section
+from remat_cli.reports.terminal.checkpoints import least_in_words, ranges, subject_facts, table_beside_free
+from remat_cli.reports.terminal.layout import bullets, indented, section
 from remat_cli.units import format_bytes, format_share
 
 _MOST_CALLS = 6
@@ -52,7 +52,7 @@ def _verdict(planning: PolicyPlanning) -> str:
 def _remedies(planning: PolicyPlanning) -> list[str]:
     modules, said = planning.modules, []
     if planning.least is not None:
-        said.append(_least_in_words(planning, planning.least))
+        said.append(least_in_words(modules, planning.least, "a policy reaches"))
     if modules.wrapped is not None:
         share = format_share(modules.overhead(modules.wrapped.trace.time))
         said.append(f"checkpoints of whole modules fit, at {share} more time: --as checkpoints")
@@ -62,28 +62,16 @@ def _remedies(planning: PolicyPlanning) -> list[str]:
     return said
 
 
-def _least_in_words(planning: PolicyPlanning, least: ChosenPolicy) -> str:
-    caution = "" if least.proven else ", as far as was found,"
-    size, share = format_bytes(least.trace.peak_bytes), format_share(planning.modules.overhead(least.trace.time))
-    return f"the least peak that a policy reaches{caution} is {size}, at {share} more time"
-
-
 def _table(planning: PolicyPlanning) -> RenderableType:
     modules = planning.modules
-    rows: list[list[Cell]] = [["eager, without a plan", format_bytes(modules.plain.peak_bytes), ""]]
-    free = modules.free if modules.free.trace is not None else modules.free_least
-    known = [
-        ("this policy", None if planning.chosen is None else planning.chosen.trace),
-        ("policy, least peak", None if planning.least is None else planning.least.trace),
-        ("whole modules (--as checkpoints)", None if modules.wrapped is None else modules.wrapped.trace),
-        ("whole modules, least peak", None if modules.least is None else modules.least.trace),
-    ]
-    for label, trace in known:
-        if trace is not None:
-            rows.append([label, format_bytes(trace.peak_bytes), format_share(modules.overhead(trace.time))])
-    if free is not None and free.peak_bytes is not None and free.overhead is not None:
-        rows.append(["the free plan, by remat", format_bytes(free.peak_bytes), format_share(free.overhead)])
-    return columns(["", "peak", "more time"], rows, right=(1, 2))
+    found = (
+        ("this policy", planning.chosen),
+        ("policy, least peak", planning.least),
+        ("whole modules (--as checkpoints)", modules.wrapped),
+        ("whole modules, least peak", modules.least),
+    )
+    rows = [(label, chosen.trace.peak_bytes, chosen.trace.time) for label, chosen in found if chosen]
+    return table_beside_free(modules, rows)
 
 
 def _blocks(chosen: ChosenPolicy) -> list[str]:
