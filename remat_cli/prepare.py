@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat_cli.config import GIVEN_COSTS, GraphOptions, load_device, load_measurements
-from remat_cli.core.graph import Draft, Graph, Kind
+from remat_cli.core.graph import Draft, Graph, Kind, Residency
 from remat_cli.core.link import Duplex, Link
-from remat_cli.core.operators import Operator
+from remat_cli.core.operators import Operand, Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph
@@ -36,9 +36,13 @@ from remat_cli.training import (
     trainable_parameters,
     training_graph,
     training_resident_bytes,
+    training_step,
+    updates_by,
     with_gathers,
     with_kernels,
+    with_parameters,
     with_step_gathers,
+    with_update,
 )
 from remat_cli.units import format_bytes, format_names, format_time, parse_rate
 
@@ -286,10 +290,16 @@ def prepare_reading(
     )
     if known.blocks:
         draft = _with_shards(draft, reading, known, device, notes)
+    if known.residents:
+        draft = with_parameters(draft, known.operators, known.residents)
     if mode == "inference":
         graph = _as_it_is(draft).checked()
+    elif draft.kind is Kind.FORWARD and not derive_training:
+        graph = draft.checked()
+    elif options.update:
+        graph = _with_update(draft, reading, known, after_backward=options.update_after_backward)
     else:
-        graph = training_graph(draft) if draft.kind is Kind.FORWARD and derive_training else draft.checked()
+        graph = training_graph(draft) if draft.kind is Kind.FORWARD else draft.checked()
     return Prepared(
         graph=graph,
         mode=mode,
@@ -333,6 +343,7 @@ class _Known:
         optimizer: optimizer whose state is resident.
         operators: operator of each op; empty if the file has none.
         blocks: blocks of sharded parameters; empty without them.
+        residents: parameters that become residents of a forward pass without them; empty without an update.
     """
 
     graph: Draft
@@ -340,6 +351,7 @@ class _Known:
     optimizer: str | None = None
     operators: Mapping[str, Operator] = field(default_factory=dict)
     blocks: tuple[ShardedBlock, ...] = ()
+    residents: tuple[Operand, ...] = ()
 
 
 def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: list[str]) -> _Known:
@@ -350,6 +362,8 @@ def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: l
     graph: Draft = reading.graph
     if options.ranks is not None:
         _check_ranks(reading, mode, options.ranks)
+    if options.update:
+        _check_update(mode, options)
     operators = reading.operators
     if options.accumulate and (graph.kind is not Kind.TRAINING or not operators):
         raise UsageError(
@@ -358,12 +372,12 @@ def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: l
     if operators and graph.kind is Kind.TRAINING:
         return _with_step(reading, options, notes)
     if not operators:
-        if options.optimizer is not None:
+        if options.optimizer is not None and not options.update:
             raise UsageError(
                 "an optimizer needs a file that tells parameters apart, such as ONNX",
                 hint="a JSON graph's resident_bytes counts parameters, gradients and optimizer state already",
             )
-        return _Known(graph)
+        return _Known(graph, optimizer=options.optimizer or _DEFAULT_OPTIMIZER if options.update else None)
     conservative: tuple[str, ...] = ()
     if mode == "training":
         graph, operators = _with_kernels(graph, operators, options, notes)
@@ -375,15 +389,24 @@ def _with_operators(reading: Reading, mode: str, options: GraphOptions, notes: l
         _tell(text, options.strict, notes)
     if mode == "inference":
         return _Known(graph, sum(parameter.bytes for parameter in reading.parameters))
-    trainable = trainable_parameters(operators, reading.parameters)
+    return _with_trained(graph, operators, trainable_parameters(operators, reading.parameters), options)
+
+
+def _with_trained(
+    graph: Draft, operators: Mapping[str, Operator], trainable: tuple[Operand, ...], options: GraphOptions
+) -> _Known:
+    """Count trained parameters, their gradients and the optimizer's state; or make residents of parameters."""
     optimizer = options.optimizer or _DEFAULT_OPTIMIZER
     blocks: tuple[ShardedBlock, ...] = ()
+    parameter_bytes = sum(parameter.bytes for parameter in trainable)
+    rest = graph.resident_bytes - parameter_bytes
+    if options.update:
+        return _Known(graph.edited(resident_bytes=rest), parameter_bytes, optimizer, operators, residents=trainable)
     if options.ranks is None:
         resident = training_resident_bytes(graph.resident_bytes, trainable, optimizer)
     else:
         # Shards are inputs of the graph, and the step produces their gradients: neither is among the resident bytes.
         blocks = sharded_blocks(graph, operators, trainable, options.ranks)
-        rest = graph.resident_bytes - sum(parameter.bytes for parameter in trainable)
         trainable = tuple(block.shard for block in blocks)
         resident = training_resident_bytes(rest, trainable, optimizer, gradients=False)
     parameter_bytes = sum(parameter.bytes for parameter in trainable)
@@ -408,6 +431,41 @@ def _check_ranks(reading: Reading, mode: str, ranks: int) -> None:
             (said, f": the state of the step's optimizer, {reading.optimizer}, cannot be sharded"),
             hint=("leave the optimizer out of the step, and use ", Setting("optimizer", "adam")),
         )
+
+
+def _check_update(mode: str, options: GraphOptions) -> None:
+    if mode == "inference":
+        raise UsageError((Setting("update"), " is part of a training step"), hint=("use ", Setting("mode", "training")))
+    if options.accumulate or options.ranks is not None:
+        other = Setting("accumulate") if options.accumulate else Setting("ranks", options.ranks)
+        raise UsageError((Setting("update"), " and ", other, " do not go together"), hint="leave one of them out")
+
+
+def _with_update(draft: Draft, reading: Reading, known: _Known, *, after_backward: bool) -> Graph:
+    """Return the training graph that ends with the optimizer's updates."""
+    gradient_of: dict[str, str]
+    if draft.kind is Kind.FORWARD:
+        graph, gradient_of = training_step(draft)
+    else:
+        graph, gradient_of = draft.checked(), {name: f"{name}.grad" for name in draft.residents}
+    frozen = reading.frozen
+    if reading.gradients:
+        names = (parameter.name for parameter in reading.parameters)
+        gradient_of = dict(zip(names, reading.gradients, strict=True))
+    else:
+        parameters = [name for name in graph.residents if graph.tensors[name].resident is Residency.PARAMETER]
+        gradient_of = {name: gradient_of[name] for name in parameters if gradient_of.get(name) in graph.producer}
+        frozen = tuple(name for name in parameters if name not in gradient_of)
+    if not gradient_of or known.optimizer is None:
+        raise UsageError(
+            ("no parameter of graph ", repr(graph.name), " is known to have a gradient, so there is nothing to update"),
+            hint='give a file that tells parameters apart, such as ONNX; or name "residents" in a JSON graph',
+        )
+    counted = reading.state_bytes if reading.optimizer is not None and reading.counts_state else None
+    updates = updates_by(known.optimizer, graph, gradient_of, counted)
+    if counted is not None:
+        graph = replace(graph, resident_bytes=graph.resident_bytes - counted)
+    return with_update(graph, updates, frozen=frozen, after_backward=after_backward)
 
 
 def _with_shards(graph: Draft, reading: Reading, known: _Known, device: Device | None, notes: list[str]) -> Draft:
@@ -474,8 +532,9 @@ def _with_step(reading: Reading, options: GraphOptions, notes: list[str]) -> _Kn
         stored = (replace(value, bytes=graph.tensors[value.name].bytes) for value in trained)
         blocks = sharded_blocks(graph, reading.operators, stored, options.ranks)
         trained = tuple(block.shard for block in blocks)
-    resident = training_resident_bytes(graph.resident_bytes, trained, optimizer, gradients=options.accumulate)
-    graph = graph.edited(resident_bytes=resident)
+    if not options.update:
+        resident = training_resident_bytes(graph.resident_bytes, trained, optimizer, gradients=options.accumulate)
+        graph = graph.edited(resident_bytes=resident)
     parameter_bytes = sum(parameter.bytes for parameter in trained)
     return _Known(graph, parameter_bytes, reading.optimizer or optimizer, reading.operators, blocks)
 

@@ -23,6 +23,8 @@ from remat_cli.testing.graphs import (
     training_chain,
     training_graphs,
     training_unet,
+    updating_chain,
+    updating_graphs,
 )
 from remat_cli.training import training_graph
 from tests.second_judge import built
@@ -46,6 +48,8 @@ __all__ = [
     "training_chain",
     "training_graphs",
     "training_unet",
+    "updating_chain",
+    "updating_graphs",
     "with_view",
     "with_workspace",
 ]

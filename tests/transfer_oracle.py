@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import count
+from itertools import combinations, count
 from math import ceil
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ class _State(NamedTuple):
         leaving: tensors whose way out has not been waited for, and how much longer it takes.
         returning: the same of the way back.
         busy: how much longer each queue of the link is.
+        written: residents whose update has run.
+        away: residents that start and end on the host.
     """
 
     live: frozenset[str]
@@ -37,6 +39,8 @@ class _State(NamedTuple):
     leaving: frozenset[tuple[str, int]]
     returning: frozenset[tuple[str, int]]
     busy: tuple[int, ...]
+    written: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
 
     def after(self, time: int) -> _State:
         """Return the state when the compute stream has gone on for some time.
@@ -67,10 +71,17 @@ class TransferOracle:
     def least_time(self) -> int | None:
         """Return the least time of any schedule within the budget; None where there is none."""
         queues = 1 if self.link.duplex is Duplex.HALF else 2
-        start = _State(frozenset(), frozenset(), frozenset(), frozenset(), frozenset(), (0,) * queues)
-        cost = {start: 0}
+        none: frozenset[str] = frozenset()
+        residents = [name for name, tensor in self.graph.tensors.items() if tensor.resident]
+        starts = [
+            _State(frozenset(residents) - away, none, away, frozenset(), frozenset(), (0,) * queues, none, away)
+            for number in range(len(residents) + 1)
+            for away in map(frozenset, combinations(residents, number))
+        ]
+        cost = {start: 0 for start in starts if self._bytes(start.live) <= self.budget_bytes}
         number = count(0, -1)
-        queue = [(0, next(number), start)]
+        queue = [(0, next(number), start) for start in cost]
+        heapq.heapify(queue)
         while queue:
             time, _, state = heapq.heappop(queue)
             if time > cost[state]:
@@ -87,10 +98,16 @@ class TransferOracle:
         if len(state.done) < len(self.graph.ops):
             return False
         wanted = {name for name in self.graph.outputs if name in self.graph.producer}
-        return wanted <= state.live - {name for name, _ in state.returning}
+        wanted |= {name for name, tensor in self.graph.tensors.items() if tensor.resident} - state.away
+        ready = state.live - {name for name, _ in state.returning}
+        return wanted <= ready and not state.away & state.live
 
     def _bytes(self, live: frozenset[str]) -> int:
-        return self.graph.fixed_bytes + sum(self.graph.tensors[name].bytes for name in live)
+        others = [tensor.bytes for name, tensor in self.graph.tensors.items() if self._is_plain_input(name)]
+        return self.graph.resident_bytes + sum(others) + sum(self.graph.tensors[name].bytes for name in live)
+
+    def _is_plain_input(self, name: str) -> bool:
+        return name not in self.graph.producer and not self.graph.tensors[name].resident
 
     def _steps(self, state: _State) -> Iterator[tuple[int, _State]]:
         """Yield what can be done next: the time that it takes, and the state after it."""
@@ -101,7 +118,8 @@ class TransferOracle:
         for name in ready - leaving.keys():
             if not self.graph.tensors[name].bytes:
                 continue  # nothing is gained without it
-            yield 0, state._replace(live=state.live - {name})
+            if not self.graph.tensors[name].resident or name in state.on_host:
+                yield 0, state._replace(live=state.live - {name})
             if name not in state.on_host:
                 left, busy = self._queued(state, name, 0)
                 moved = state.leaving | {(name, left)}
@@ -123,7 +141,10 @@ class TransferOracle:
 
     def _runs(self, state: _State, op: Op, ready: frozenset[str], moving: set[str]) -> Iterator[tuple[int, _State]]:
         produced = self.graph.producer
-        if any(name in produced and name not in ready for name in op.inputs) or moving & set(op.outputs):
+        needed = [name for name in op.inputs if not self._is_plain_input(name)]
+        if any(name not in ready for name in needed) or moving & {*op.outputs, *op.writes}:
+            return
+        if state.written & set(op.inputs):
             return
         if op.name in state.done and not op.recomputable:
             return
@@ -131,7 +152,8 @@ class TransferOracle:
         memory = self._bytes(now) + op.workspace_bytes
         done = state.done | {op.name}
         if memory <= self.budget_bytes:
-            yield op.time, state.after(op.time)._replace(live=now, done=done)
+            written, on_host = state.written | set(op.writes), state.on_host - set(op.writes)
+            yield op.time, state.after(op.time)._replace(live=now, done=done, written=written, on_host=on_host)
         taken = op.inplace
         if taken is None or taken not in produced or taken in moving or op.outputs[0] in state.live:
             return

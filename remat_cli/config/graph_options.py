@@ -43,6 +43,8 @@ class GraphOptions(ReadOptions):
         optimizer: optimizer whose state is resident, if the file marks parameters (ONNX, PyTorch). By default sgd: no
             state.
         kernels: groups of nodes that training runs in one kernel. By default those that an exporter split.
+        update: the optimizer's update of each parameter is an op of the plan; parameters and state are residents.
+        update_after_backward: no update runs before all gradients are there.
         accumulate: a PyTorch step adds to earlier gradients; otherwise it allocates them.
         ranks: number of ranks; parameters, gradients and optimizer state are sharded over them, as FSDP does.
         cost_model: source of the ops' times. By default roofline for ONNX, otherwise the times in the file.
@@ -60,6 +62,10 @@ class GraphOptions(ReadOptions):
         "What training runs in one kernel: nodes as written, what was one op before the export, or all it can.",
         choices=tuple(map(str, Kernels)),
         parse=Kernels,
+    )
+    update: bool = setting(False, "Plan the optimizer's update, too: gradients are freed by it.")
+    update_after_backward: bool = setting(
+        False, "Update only when all gradients are there, as clipping by their norm needs it.", needs="update"
     )
     accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
     ranks: int | None = setting(None, "Shard parameters over so many ranks, as FSDP.", metavar="N", parse=_ranks)

@@ -25,17 +25,24 @@ class WorkingSet:
     tensors: tuple[str, ...]
 
 
-@lru_cache(maxsize=4)  # both planners and reports ask for it
-def largest_working_set(graph: Graph) -> WorkingSet:
+@lru_cache(maxsize=8)  # both planners and reports ask for it
+def largest_working_set(graph: Graph, *, residents_stay: bool = False) -> WorkingSet:
     """Return the largest working set of any op, or of the end.
 
     An op's inputs, outputs and workspace are in memory together while it runs; one that can work in place may take over
     its input's storage. At the end all outputs are in memory.
+
+    Args:
+        graph: the graph.
+        residents_stay: whether plans keep all residents on the device; otherwise only an op that reads one needs it.
     """
+    away = 0 if residents_stay else sum(graph.tensors[name].bytes for name in graph.residents)
     ends = tuple(name for name in graph.outputs if name in graph.producer)
-    best = WorkingSet(_bytes_of(graph, ends), None, _by_size(graph, ends))
+    best = WorkingSet(_bytes_of(graph, ends) - away, None, _by_size(graph, ends))
     for op in graph.ops:
-        needed = working_set_bytes(graph, op)
+        needed = working_set_bytes(graph, op) - away
+        if away:
+            needed += sum(graph.tensors[name].bytes for name in op.inputs if graph.tensors[name].resident is not None)
         if needed > best.bytes:
             produced = tuple(name for name in (*op.inputs, *op.outputs) if name in graph.producer)
             best = WorkingSet(needed, op.name, _by_size(graph, produced))

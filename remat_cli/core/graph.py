@@ -236,8 +236,9 @@ class Draft:
 
     @cached_property
     def gradients(self) -> tuple[str, ...]:
-        """Outputs of the step that a backward op produces."""
-        produced = (name for name in dict.fromkeys(self.outputs) if name in self.producer)
+        """Outputs of the step that a backward op produces, and those that an update reads."""
+        read = (name for op in self.ops if op.phase is Phase.UPDATE for name in op.inputs)
+        produced = (name for name in dict.fromkeys((*self.outputs, *read)) if name in self.producer)
         return tuple(name for name in produced if self.producer[name].phase is Phase.BACKWARD)
 
     @cached_property

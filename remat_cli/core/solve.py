@@ -1,6 +1,6 @@
 """Planner and judge together: only verified plans leave this module.
 
-No other module calls planners.
+No other module calls planners, except planners that ask others.
 """
 
 from __future__ import annotations
@@ -247,12 +247,13 @@ def solve(problem: Problem, planner: Planner, observe: Observer | None = None) -
     """
     observe = observe or Observer()
     observe.begins()
-    working_set = largest_working_set(problem.graph)
+    # Only plans with transfers may keep residents on the host.
+    residents_stay = bool(problem.graph.residents) and not problem.offload
+    working_set = largest_working_set(problem.graph, residents_stay=residents_stay)
     if problem.budget.device_bytes < working_set.bytes:
         culprit = "the outputs" if working_set.op is None else f"op {working_set.op!r}"
         reason = f"{culprit} alone cannot fit: no plan in any order can"
-        # The working set counts every resident, but plans with transfers may keep some on the host.
-        scope = Scope.ANY_ORDER if problem.graph.residents else Scope.ANY_PLAN
+        scope = Scope.ANY_ORDER if residents_stay else Scope.ANY_PLAN
         proof = PlanResult(Status.INFEASIBLE, scope=scope, reason=reason)
         return Solution(problem, proof, None, baseline_of(problem.graph), None, working_set)
     judge = _Judge(problem, observe)

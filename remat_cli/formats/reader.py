@@ -205,9 +205,11 @@ class Reading:
         operators: operators by op name, for formats that describe them (ONNX, PyTorch); empty otherwise.
         parameters: the trainable weights, each once.
         gradients: for a training step, the gradient tensors of `parameters`, in the same order; empty if unknown.
+        frozen: for a training step, its parameters without a gradient.
         optimizer: name of the step's optimizer; None without one.
         counts_state: the optimizer's state is among the graph's resident bytes. Otherwise its name is one of
             `OPTIMIZERS`, and the state is counted when the reading is prepared.
+        state_bytes: bytes of the state among the resident bytes.
         notes: remarks on the reading (on scaling, sorting, ignored fields), one line each.
         training_notes: remarks that come first if the graph is trained.
         exported_to_run: the file shows that it was exported for inference, as batch norms are folded.
@@ -222,8 +224,10 @@ class Reading:
     operators: Mapping[str, Operator] = field(default_factory=dict)
     parameters: tuple[Operand, ...] = ()
     gradients: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     optimizer: str | None = None
     counts_state: bool = True
+    state_bytes: int = 0
     notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     exported_to_run: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from remat_cli.core.problem import Budget, Observer, PassingObserver, Plan, Planner, Problem
 from remat_cli.core.schedule import Schedule
@@ -24,6 +25,24 @@ class FoundPlans(PassingObserver):
         super().found(plan)
 
 
+@runtime_checkable
+class Composed(Planner, Protocol):
+    """A planner that asks another planner."""
+
+    def in_seconds(self, seconds: float) -> Planner:
+        """Return the same with a planner that takes no more time than that."""
+        ...
+
+
+def in_seconds(planner: Planner, seconds: float) -> Planner:
+    """Return a planner that takes no more time than that, where it has a time limit."""
+    if isinstance(planner, Composed):
+        return planner.in_seconds(seconds)
+    if "time_limit" not in planner.__dataclass_fields__:
+        return planner
+    return replace(planner, time_limit=seconds)
+
+
 def solve_within(
     problem: Problem, limit: int, planner: Planner, seconds: float, observe: Observer
 ) -> tuple[Solution, Sequence[Plan]]:
@@ -37,9 +56,7 @@ def solve_within(
         observe: is told what the planner finds.
     """
     heard = FoundPlans(observe)
-    if "time_limit" in planner.__dataclass_fields__:
-        planner = replace(planner, time_limit=seconds)
-    return solve(replace(problem, budget=Budget(limit)), planner, heard), heard.plans
+    return solve(replace(problem, budget=Budget(limit)), in_seconds(planner, seconds), heard), heard.plans
 
 
 def fastest_within(plans: Sequence[Plan], budget_bytes: int, most: int) -> Iterator[Schedule]:

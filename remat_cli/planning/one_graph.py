@@ -23,6 +23,7 @@ from remat_cli.planning.overhead import within_overhead
 from remat_cli.planning.refusal import with_closest
 from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
+from remat_cli.planning.whole_step import WholeStep
 from remat_cli.prepare import Prepared
 
 # The seconds for the budget that a refusal suggests, if the planner has no time limit.
@@ -158,7 +159,8 @@ def plan_graph(prepared: Prepared, request: Request, observe: Observer | None = 
         FalseClaim: one of the planner's schedules does not run.
         KeyboardInterrupt: the planner was interrupted before it found a plan.
     """
-    graph, planner, observe = prepared.graph, request.chosen.built, observe or Observer()
+    graph, observe = prepared.graph, observe or Observer()
+    planner = WholeStep(request.chosen.built) if graph.residents else request.chosen.built
     with observe.judging():
         baseline_of(graph)
     size = request.budget_bytes(graph)

@@ -114,8 +114,9 @@ class _BudgetSearch:
         self.planner = planner
         self.observe = observe
         self.max_overhead = max_overhead
-        self.proven = largest_working_set(plain.graph).bytes
-        self.scope = Scope.ANY_PLAN
+        residents_stay = bool(plain.graph.residents) and not plain.offload
+        self.proven = largest_working_set(plain.graph, residents_stay=residents_stay).bytes
+        self.scope = Scope.ANY_ORDER if residents_stay else Scope.ANY_PLAN
         self.has_proven = False  # whether the planner itself has proven that none fits some budget
         self.floor = self.proven
         self.found: Solution | None = None

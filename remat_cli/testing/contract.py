@@ -29,6 +29,7 @@ from remat_cli.errors import PlannerRefuses, UsageError
 from remat_cli.planners import OFFLOADERS
 from remat_cli.planners.plugins import planner_names
 from remat_cli.planners.shortest_path.planner import ShortestPath
+from remat_cli.planning.step_views import with_early_updates
 from remat_cli.reports.terminal.planner_cards import planner_cards
 from remat_cli.testing.graphs import (
     diamond,
@@ -38,6 +39,8 @@ from remat_cli.testing.graphs import (
     training_chain,
     training_graphs,
     training_unet,
+    updating_chain,
+    updating_graphs,
 )
 
 Check = Callable[[str], str]
@@ -51,8 +54,9 @@ class RandomCheck(Protocol):
 
 
 _HEADINGS = ("Source", "Takes", "Searches", "Proves", "Complexity")
+_UPDATING = updating_graphs(max_forward_ops=3).map(with_early_updates)
 _TINY = training_graphs(max_forward_ops=3) | small_graphs(max_ops=6)
-_SMALL = training_graphs(max_forward_ops=8) | small_graphs()
+_SMALL = training_graphs(max_forward_ops=8) | small_graphs() | _UPDATING
 # Some planners cannot do without a link; to the others it must make no difference.
 _LINKS = st.none() | st.builds(Link, st.sampled_from([Fraction(1, 3), Fraction(2)]), st.sampled_from(Duplex))
 
@@ -83,7 +87,12 @@ def _tight(graph: Graph, missing_bytes: int = 1) -> Problem:
     return Problem(graph, Budget(baseline_of(graph).peak_bytes - missing_bytes), Link(Fraction(1)))
 
 
-EXAMPLES = tuple(_tight(graph, missing) for graph in (training_chain(6), training_unet(3)) for missing in (1, 3))
+# Planners see steps with updates as `WholeStep` shows them.
+EXAMPLES = tuple(
+    _tight(graph, missing)
+    for graph in (training_chain(6), training_unet(3), with_early_updates(updating_chain(4)))
+    for missing in (1, 3)
+)
 
 
 def starved_options(name: str) -> Mapping[str, object]:

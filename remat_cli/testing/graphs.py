@@ -294,6 +294,73 @@ def _summed(name: str, gradients: Mapping[str, Sequence[str]], tensors: list[Ten
     return total
 
 
+def updating_chain(length: int, *, size: int = 2, state: int = 4) -> Graph:
+    """A chain, its backward, and updates: `f2` and `b2` read `w2`, `b2` makes `dw2`, and `u2` writes `w2` and `s2`.
+
+    Gradients are made once, so that no planner runs an op again after the update of what it reads.
+    """
+    numbers = range(1, length + 1)
+    forward = [op(f"f{i}", f"a{i - 1} w{i}" if i > 1 else f"w{i}", f"a{i}") for i in numbers]
+    loss = op("loss", f"a{length}", f"g{length}", phase=Phase.BACKWARD, recomputable=False)
+    backward = [
+        op(
+            f"b{i}",
+            f"a{i - 1} g{i} w{i}" if i > 1 else f"g{i} w{i}",
+            f"g{i - 1} dw{i}" if i > 1 else f"dw{i}",
+            time=2,
+            phase=Phase.BACKWARD,
+            grad_of=f"f{i}",
+            recomputable=False,
+        )
+        for i in reversed(numbers)
+    ]
+    updates = [_update(f"u{i}", f"w{i}", f"s{i}", f"dw{i}", f"done{i}") for i in numbers]
+    sizes = {f"{letter}{i}": size for letter in ("a", "g", "w", "dw") for i in range(length + 1)}
+    sizes |= {f"s{i}": state for i in numbers} | {f"done{i}": 0 for i in numbers}
+    residents = {f"w{i}": Residency.PARAMETER for i in numbers} | {f"s{i}": Residency.STATE for i in numbers}
+    ops = [*forward, loss, *backward, *updates]
+    return graph_of(*ops, sizes=sizes, residents=residents, kind=Kind.TRAINING)
+
+
+def _update(name: str, parameter: str, state: str, gradient: str, done: str, **fields: Any) -> Op:
+    written = (parameter, state)
+    reads = f"{parameter} {state} {gradient}"
+    return op(name, reads, done, phase=Phase.UPDATE, recomputable=False, writes=written, **fields)
+
+
+@st.composite
+def updating_graphs(draw: st.DrawFn, max_forward_ops: int = 3) -> Graph:
+    """Random training steps with parameters, most of them trained: each of these has an update and state."""
+    step = draw(training_graphs(max_forward_ops))
+    tensors = dict(step.tensors)
+    ops = {each.name: each for each in step.ops}
+    updates: list[Op] = []
+    for each in step.ops:
+        if each.grad_of is None or not draw(_MOSTLY):
+            continue
+        parameter, gradient = f"w_{each.grad_of}", f"dw_{each.grad_of}"
+        tensors[parameter] = Tensor(parameter, draw(_BYTES), resident=Residency.PARAMETER)
+        for name in (each.name, each.grad_of):
+            ops[name] = replace(ops[name], inputs=(*ops[name].inputs, parameter))
+        if gradient in tensors:
+            tensors[gradient] = replace(tensors[gradient], bytes=tensors[parameter].bytes)
+            state, done = f"s_{each.grad_of}", f"done_{each.grad_of}"
+            tensors[state] = Tensor(state, draw(_BYTES), resident=Residency.STATE)
+            tensors[done] = Tensor(done, 0)
+            fields = {"time": draw(_TIMES), "workspace_bytes": draw(_WORKSPACE)}
+            updates.append(_update(f"u_{each.grad_of}", parameter, state, gradient, done, **fields))
+    read = {name for update in updates for name in update.inputs}
+    return build_graph(
+        name="updating",
+        kind=Kind.TRAINING,
+        time_unit="unit",
+        resident_bytes=step.resident_bytes,
+        tensors=tensors.values(),
+        ops=(*ops.values(), *draw(st.permutations(updates))),
+        outputs=(*(name for name in step.outputs if name not in read), *(update.outputs[0] for update in updates)),
+    )
+
+
 @st.composite
 def problems(draw: st.DrawFn, graphs: st.SearchStrategy[Graph]) -> Problem:
     """A graph of `graphs` and a budget between just below its largest working set and just above its plain peak."""

@@ -27,6 +27,14 @@ _HANDS_ON_GRADIENT = frozenset({"Add", "Sum", "Identity"})
 def training_graph(forward: Draft, *, share_gradients: bool = True) -> Graph:
     """Return the graph of one training step: forward, loss, backward.
 
+    See `training_step`.
+    """
+    return training_step(forward, share_gradients=share_gradients)[0]
+
+
+def training_step(forward: Draft, *, share_gradients: bool = True) -> tuple[Graph, dict[str, str]]:
+    """Return the graph of one training step, and the gradient of each graph input that has one.
+
     A loss op reads the outputs and seeds their gradients. It takes no time: it stands for a loss outside the graph. An
     op with a gradient for an output gets a backward op. This reads such gradients and the op's saved tensors, and
     writes the gradients of the op's `grad_inputs`. A backward op runs exactly once, since it also adds to resident
@@ -60,7 +68,7 @@ def training_graph(forward: Draft, *, share_gradients: bool = True) -> Graph:
     backward.seed(seeds)
     for op in reversed(forward.ops):
         backward.differentiate(op)
-    return build_graph(
+    graph = build_graph(
         name=forward.name,
         kind=Kind.TRAINING,
         time_unit=forward.time_unit,
@@ -69,6 +77,7 @@ def training_graph(forward: Draft, *, share_gradients: bool = True) -> Graph:
         ops=(*(_without_gradient_fields(op) for op in forward.ops), *backward.ops),
         outputs=(*forward.outputs, *backward.results()),
     )
+    return graph, backward.input_gradients
 
 
 def _without_gradient_fields(op: Op) -> Op:
@@ -132,7 +141,7 @@ class _Backward:
         # By forward tensor: the sum of the gradients so far, and how many there were.
         self._gradient: dict[str, str] = {}
         self._contributions: dict[str, int] = {}
-        self._move_time = _fastest_move(forward)
+        self._time = ElementwiseTime(forward)
 
     def seed(self, outputs: Sequence[str]) -> None:
         """Add the loss, which seeds the gradients of outputs."""
@@ -204,12 +213,17 @@ class _Backward:
             return self._gradient[result]
         return None
 
+    @property
+    def input_gradients(self) -> dict[str, str]:
+        """The gradient of each graph input that has one."""
+        return {name: self._gradient[name] for name in self._forward.inputs if name in self._gradient}
+
     def results(self) -> Iterator[str]:
         """Yield the tensors needed at the end.
 
         These are the gradients of graph inputs, and the tokens.
         """
-        yield from (self._gradient[name] for name in self._forward.inputs if name in self._gradient)
+        yield from self.input_gradients.values()
         yield from self._tokens
 
     def _new_gradient(self, of: str, view_of: str | None) -> str:
@@ -255,7 +269,7 @@ class _Backward:
                 type=ACCUMULATION_TYPE,
                 inputs=(earlier, later),
                 outputs=(total.name,),
-                time=self._accumulation_time(elements, 3 * size),
+                time=self._time.of(elements, 3 * size),
                 inplace=owned[0] if owned else None,
                 phase=Phase.BACKWARD,
                 flops=elements,
@@ -263,19 +277,6 @@ class _Backward:
             )
         )
         return total.name
-
-    def _accumulation_time(self, flops: int, moved_bytes: int) -> int:
-        """Return the time of a sum, in the graph's time unit.
-
-        It is one unit, its FLOPs, or the time to move its bytes.
-        """
-        match self._forward.time_unit:
-            case "unit":
-                return 1
-            case "flop":
-                return flops
-            case _:
-                return ceil(moved_bytes * self._move_time)
 
     def _moved_bytes(self, arriving: Sequence[str], saved: Sequence[str], gradients: Sequence[str]) -> int:
         """Return the bytes that a backward op reads and writes.
@@ -290,6 +291,31 @@ class _Backward:
         return read + sum(self.tensors[name].bytes for name in gradients)
 
 
+class ElementwiseTime:
+    """The time of ops that treat each element alone, on a graph's device.
+
+    It is one unit, their FLOPs, or the time to move their bytes.
+    """
+
+    def __init__(self, graph: Draft) -> None:
+        self._time_unit = graph.time_unit
+        self._move_time = _fastest_move(graph)
+
+    def of(self, flops: int, moved_bytes: int) -> int:
+        """Return the time of an op in the graph's time unit."""
+        match self._time_unit:
+            case "unit":
+                return 1
+            case "flop":
+                return flops
+            case _:
+                return ceil(moved_bytes * self._move_time)
+
+    def of_bytes(self, moved_bytes: int) -> int:
+        """Return the time of an op with one FLOP for 4 bytes that it moves."""
+        return self.of(moved_bytes // 4, moved_bytes)
+
+
 def _fastest_move(graph: Draft) -> Fraction:
     """Return the shortest time in which an op of the graph moves a byte.
 
@@ -298,7 +324,7 @@ def _fastest_move(graph: Draft) -> Fraction:
     The ops' times show the device's speed; ops that mostly move bytes move them fastest.
     """
 
-    times = ((op.time, _forward_moved_bytes(graph, op)) for op in graph.ops)
+    times = ((op.time, _forward_moved_bytes(graph, op)) for op in graph.ops if op.phase is Phase.FORWARD)
     return min((Fraction(time, moved) for time, moved in times if time > 0 and moved > 0), default=Fraction(0))
 
 

@@ -61,10 +61,28 @@ def training_resident_bytes(
     Raises:
         UsageError: an unknown optimizer.
     """
-    if optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {optimizer!r}", hint=f"use one of {', '.join(OPTIMIZERS)}")
-    state, trained = OPTIMIZERS[optimizer], tuple(trainable)
+    trained, state_of = tuple(trainable), _state_of(optimizer)
     # Of an unknown shape, elements are as small as they can be.
     shapes = ((each.bytes,) if each.shape is None else each.shape for each in trained)
-    state_bytes = sum(state(shape, each.bytes) for shape, each in zip(shapes, trained, strict=True))
-    return resident_bytes + state_bytes + gradients * sum(parameter.bytes for parameter in trained)
+    state = sum(state_of(shape, each.bytes) for shape, each in zip(shapes, trained, strict=True))
+    return resident_bytes + state + gradients * sum(parameter.bytes for parameter in trained)
+
+
+def state_bytes(optimizer: str, shape: tuple[int, ...] | None, size: int) -> int:
+    """Return the bytes of an optimizer's state for a parameter.
+
+    Args:
+        optimizer: one of `OPTIMIZERS`.
+        shape: of the parameter; of an unknown shape, elements are as small as they can be.
+        size: bytes of the parameter.
+
+    Raises:
+        UsageError: an unknown optimizer.
+    """
+    return _state_of(optimizer)((size,) if shape is None else shape, size)
+
+
+def _state_of(optimizer: str) -> Callable[[tuple[int, ...], int], int]:
+    if optimizer not in OPTIMIZERS:
+        raise UsageError(f"unknown optimizer {optimizer!r}", hint=f"use one of {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[optimizer]

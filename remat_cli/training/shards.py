@@ -8,9 +8,9 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023, section 4; Rajbhandari et al., ZeR
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from remat_cli.core.graph import Draft, Op, Phase, Tensor, draft_graph
+from remat_cli.core.graph import Draft, Op, Phase, Residency, Tensor, draft_graph
 from remat_cli.core.operators import Operand, Operator, Role
 from remat_cli.errors import GraphError
 from remat_cli.training.annotate import needed_gradients
@@ -111,8 +111,44 @@ def with_gathers(
         read = [value.name for value in operator.inputs if value is not None and value.name in tensor_of]
         for gather in (gather_of[name] for name in read):
             ops[gather.name] = gather.edited(saves=(), grad_inputs=gather.inputs, grad_time=gather.time)
-        ops[op.name] = _reading(op, operator, tensor_of) if read else op
+        ops[op.name] = _reading(op, operator, tensor_of)
     return _rebuilt(forward, (*forward.tensors.values(), *tensors), ops, forward.outputs)
+
+
+def with_parameters(forward: Draft, operators: Mapping[str, Operator], parameters: Iterable[Operand]) -> Draft:
+    """Return a forward pass whose ops read its parameters as residents.
+
+    The derived training graph has a gradient of every parameter.
+
+    Args:
+        forward: a forward pass with times and the marks of `annotate_saves`.
+        operators: an operator for each op.
+        parameters: the trained parameters, which do not count as resident bytes.
+    """
+    names = Names(forward.tensors)
+    residents = {
+        value.name: Tensor(names.fresh(value.name), value.bytes, value.shape, value.dtype, resident=Residency.PARAMETER)
+        for value in parameters
+    }
+    tensor_of = {name: tensor.name for name, tensor in residents.items()}
+    ops = {op.name: _reading(op, operators[op.name], tensor_of) for op in forward.ops}
+    tensors = {tensor.name: tensor for tensor in (*forward.tensors.values(), *residents.values())}
+    for op in ops.values():
+        tensors |= _views_of_parameters(op, tensors)
+    return _rebuilt(forward, tensors.values(), ops, forward.outputs)
+
+
+def _views_of_parameters(op: Op, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the results of an op as views of the parameter that it reads, if they are; else none.
+
+    Without the parameter in the graph, a transposed weight is a tensor of 0 bytes that is a view of nothing.
+    """
+    read = [name for name in op.inputs if tensors[name].resident or (tensors[name].view_of and not tensors[name].bytes)]
+    made = [tensors[name] for name in op.outputs]
+    if len(read) != 1 or not all(tensor.shape and not tensor.bytes and not tensor.view_of for tensor in made):
+        return {}
+    base = tensors[read[0]].view_of or read[0]
+    return {tensor.name: replace(tensor, view_of=base) for tensor in made if tensors[base].resident}
 
 
 def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
@@ -120,6 +156,8 @@ def _reading(op: Op, operator: Operator, tensor_of: Mapping[str, str]) -> Op:
 
     Its backward reads the needed parameters, too.
     """
+    if not any(value is not None and value.name in tensor_of for value in operator.inputs):
+        return op
     rule = gradients_of(operator)
     positions = needed_gradients(operator, rule, set(op.grad_inputs or ()))
     saved = saved_for_backward(operator, rule, positions).operands

@@ -80,8 +80,8 @@ class ForwardPart:
 
     @cached_property
     def backward(self) -> list[int]:
-        """Numbers of the graph's backward ops, in the input order."""
-        return [number for number, op in enumerate(self.graph.ops) if op.phase is Phase.BACKWARD]
+        """Numbers of the graph's backward ops and updates, in the input order."""
+        return [number for number, op in enumerate(self.graph.ops) if op.phase is not Phase.FORWARD]
 
     @cached_property
     def _vertex(self) -> dict[int, int]:

@@ -220,3 +220,10 @@ def trained_parameters(joint: Joint, captured: Captured) -> dict[str, tuple[Oper
             name = joint.storage(node).name
             trained.setdefault(name, (_described(joint, name, node.meta["val"]), joint.storage(gradient).name))
     return trained
+
+
+def parameter_storages(joint: Joint, captured: Captured) -> tuple[str, ...]:
+    """Return the storages of a step's parameters, each once; buffers are left out."""
+    pairs = zip(joint.primals, captured.primals, strict=True)
+    named = (joint.storage(node) for node, primal in pairs if isinstance(primal.value, torch.nn.Parameter))
+    return tuple(dict.fromkeys(storage.name for storage in named))

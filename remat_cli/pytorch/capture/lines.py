@@ -78,7 +78,7 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
         tables.append(tuple(item for of in followed if of is not None for item in of.renumbered()))
         if None in followed:
             return None
-    tensors, ops, outputs, parameters, gradients = tables
+    tensors, ops, outputs, parameters, gradients, frozen = tables
     graph = replace(
         readings[0].graph,
         tensors={tensor.name: tensor for tensor in tensors},
@@ -91,6 +91,7 @@ def followed(readings: Sequence[Reading], more: int) -> Reading | None:
         operators={op.name: operator for op, operator in ops},
         parameters=parameters,
         gradients=gradients,
+        frozen=frozen,
     )
 
 
@@ -111,6 +112,7 @@ def _tables(reading: Reading) -> Iterator[list[tuple[Any, ...]]]:
     yield [graph.outputs]
     yield [reading.parameters]
     yield [reading.gradients]
+    yield [reading.frozen]
 
 
 def _by_phase(items: Iterable[tuple[Phase | None, Any]]) -> list[tuple[Any, ...]]:

@@ -26,6 +26,7 @@ from remat_cli.pytorch.capture.convert import (
     graph_of,
     hashed,
     operators_of,
+    parameter_storages,
     trained_parameters,
     with_signatures,
 )
@@ -104,7 +105,8 @@ class TakenStep:
             resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
             optimizer_name(self.step.optimizer),
         )
-        return replace(reading, notes=self.notes, counts_state=not isinstance(self.step.optimizer, str))
+        is_named = isinstance(self.step.optimizer, str)
+        return replace(reading, notes=self.notes, counts_state=not is_named, state_bytes=state_bytes(self.step))
 
 
 def name_of_graph(reference: str) -> str:
@@ -125,12 +127,14 @@ def reading_of(joint: Joint, captured: Captured, name: str, resident_bytes: int,
         resident_bytes: parameters, buffers and optimizer state that no op reads.
         optimizer: name of the one whose state is among them; None where there is none.
     """
-    trained = trained_parameters(joint, captured).values()
+    by_name = trained_parameters(joint, captured)
+    trained = by_name.values()
     return Reading(
         graph=graph_of(joint, name, resident_bytes),
         operators=operators_of(joint),
         parameters=tuple(parameter for parameter, _ in trained),
         gradients=tuple(gradient for _, gradient in trained),
+        frozen=tuple(name for name in parameter_storages(joint, captured) if name not in by_name),
         optimizer=optimizer,
     )
 
@@ -340,8 +344,13 @@ def resident_bytes(step: Step, used: Iterable[torch.Tensor | None]) -> int:
         used: inputs of its graph; None where torch made one of several.
     """
     keys = {storage_key(tensor) for tensor in used if tensor is not None}
-    state = 0 if step.optimizer is None or isinstance(step.optimizer, str) else optimizer_state_bytes(step.optimizer)
-    return unused_bytes(modules_of(step), keys) + state
+    return unused_bytes(modules_of(step), keys) + state_bytes(step)
+
+
+def state_bytes(step: Step) -> int:
+    """Return the bytes of the state of a step's optimizer; 0 if the step has none, or only its name."""
+    is_told = step.optimizer is None or isinstance(step.optimizer, str)
+    return 0 if is_told else optimizer_state_bytes(step.optimizer)
 
 
 def unused_bytes(modules: Iterable[nn.Module], used: set[int]) -> int:
