@@ -84,6 +84,11 @@ class GraphOrigin:
         """The captured PyTorch step, before it is cut."""
         return capture.take(self.path, self.options)
 
+    @property
+    def whole_reading(self) -> Reading:
+        """The reading of the graph without parts: of a step, the one that is cut."""
+        return self.taken.reading() if names_step(self.path) else read_graph(self.path, self.options)
+
     @cached_property
     def in_parts(self) -> PreparedWith:
         """The function that prepares the graph with regions in parts."""

@@ -69,7 +69,7 @@ def command(
             hint="search without it; then measure and plan at the size that was found",
         )
 
-    sized = ModelBySize(model, options, dim)
+    sized = ModelBySize(model, options, dim, config.request.split)
     with streams.progress() as observe:
         result = fit(question, sized.at, observe, sized.predict_at)
         shown = [at.value for at in (result.plain, result.shown) if at is not None]

@@ -6,10 +6,12 @@ from remat_cli.planning.main_path import plan
 from remat_cli.planning.one_graph import Planning, plan_again
 from remat_cli.planning.overhead import exact_overhead, within_overhead
 from remat_cli.planning.smallest_budget import SmallestBudget, at_budget
-from remat_cli.planning.split_choice import LEAST_TRIAL, SplitPlanning, plan_split, try_split
+from remat_cli.planning.split_choice import LEAST_TRIAL, MOST_PARTS, SHARE_OF_TIME, SplitPlanning, plan_split, try_split
 
 __all__ = [
     "LEAST_TRIAL",
+    "MOST_PARTS",
+    "SHARE_OF_TIME",
     "AnyPlan",
     "FirstPlan",
     "Planning",

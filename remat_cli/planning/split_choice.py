@@ -30,10 +30,11 @@ from remat_cli.units import exact_bytes, format_bytes, format_time, more_time
 
 # Least seconds of a trial for a refusal.
 LEAST_TRIAL = 2.0
-_MOST_PARTS = 64
+# Most parts of a region that are tried.
+MOST_PARTS = 64
 _MOST_PLANS = 6
 # Of the planner's time limit, what each plan in parts may take.
-_SHARE_OF_TIME = 0.25
+SHARE_OF_TIME = 0.25
 # Limit in seconds of the quick run that tells whether a plan is within reach, and how far above the budget its peak may
 # be for one: of nanoGPT's head in parts, the peaks of both were within 12 % of each other.
 _QUICK_SECONDS = 1.0
@@ -268,6 +269,8 @@ class _SplitSearch:
         last: _Reached | None = None
         fits = False
         for factor in _FACTORS:
+            if factor > 1 and factor * max(cut.parts for cut in cuts.values()) > MOST_PARTS:
+                break
             reached = self.reached({name: replace(cut, parts=factor * cut.parts) for name, cut in cuts.items()})
             if reached is None or reached.is_of_no_use_after(last):
                 break
@@ -395,7 +398,7 @@ class _SplitSearch:
         """
         last: dict[Split, _Reached] = {}
         live, parts = list(seeds_of), 2
-        while live and parts <= _MOST_PARTS and not self._is_over:
+        while live and parts <= MOST_PARTS and not self._is_over:
             for kind in tuple(live):
                 reached = self.reached({**cuts, **dict.fromkeys(seeds_of[kind], replace(kind, parts=parts))})
                 if reached is not None:
@@ -483,7 +486,7 @@ class _SplitSearch:
     @cached_property
     def quick_request(self) -> Request:
         """The request, with less time."""
-        return self.request.in_time(_SHARE_OF_TIME, most=self.seconds)
+        return self.request.in_time(SHARE_OF_TIME, most=self.seconds)
 
     def is_better(self, planning: Planning) -> bool:
         """Tell whether a plan is better than the best so far."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
+from math import ceil
 
 from remat_cli.config import PlannerChoice
 from remat_cli.core.bounds import largest_working_set
@@ -17,9 +19,10 @@ from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, baseline_of, with_plan_of
 from remat_cli.errors import GraphError, InvalidSchedule, UsageError
 from remat_cli.formats.other_sizes import agrees_with_prediction
-from remat_cli.planning import FirstPlan, Planning, Request, exact_overhead, plan, plan_again
+from remat_cli.planning import MOST_PARTS, SHARE_OF_TIME, FirstPlan, Planning, Request, exact_overhead, plan, plan_again
 from remat_cli.prepare import Prepared
 from remat_cli.settings import Setting, parts
+from remat_cli.splitting import Split
 from remat_cli.studies.progress import Prefixed
 
 # Prepared graphs in the cache: a binary search returns to recent values.
@@ -287,7 +290,7 @@ class _SizeSearch:
 
     def _read_or_predict(self, number: int) -> Sized:
         value = number * self.question.multiple_of
-        predicted = None if self._plans_differ else self.predict_at(value)
+        predicted = None if self.question.request.holds_more_than_peak else self.predict_at(value)
         if predicted is None:
             sized = Sized(value, self._read(value))
         else:
@@ -373,7 +376,8 @@ class _SizeSearch:
         """
         low, high, after = plain, limit + 1, False
         while low + 1 < high and not self._interrupted:
-            after = not after and low > plain
+            # Parts are carried cheaply to the last number that they fit, and a search of all parts takes long.
+            after = low > plain and (self.question.request.split or not after)
             number = low + 1 if after else (low + high) // 2
             if high > limit:
                 number = max(low + 1, min(number, 2 * low))
@@ -396,6 +400,8 @@ class _SizeSearch:
             high: a number without a plan.
         """
         request = self.question.request
+        if request.split and number == low:
+            return self._carried_parts(number, high)
         if schedule is None or self._plans_differ:
             return low
         known, budget = self._plans[number], self.question.budget_bytes
@@ -420,9 +426,54 @@ class _SizeSearch:
             self._ended_early.add(farthest)
         return farthest
 
+    def _carried_parts(self, number: int, high: int) -> int:
+        """Return the largest number below `high` at which a plan's parts fit, with equally many rows in a part.
+
+        To search for parts takes many times as long as to plan with parts that are known.
+
+        Args:
+            number: number at which the planner found the plan.
+            high: a number without a plan.
+        """
+        known, budget = self._plans[number], self.question.budget_bytes
+        cuts = known.prepared.options.cuts
+        peaks = {number: known.peak_bytes or 0}
+
+        def fits(other: int) -> bool:
+            def scaled(cut: Split) -> Split:
+                return replace(cut, parts=min(MOST_PARTS, ceil(Fraction(cut.parts * other, number))))
+
+            planning = self._planned_in({name: scaled(cut) for name, cut in cuts.items()}, other)
+            if planning is None:
+                return False
+            closest = planning.solution.closest or planning.solution.baseline
+            peaks[other] = closest.peak_bytes if planning.peak_bytes is None else planning.peak_bytes
+            if planning.trace is not None:
+                self._plans[other] = planning
+                self._ended_early.add(other)
+            return planning.trace is not None
+
+        if not cuts:
+            return number
+        return largest(fits, number, high - 1, lambda low, high: _crossing(peaks, budget, low, high))
+
+    def _planned_in(self, cuts: Mapping[str, Split], number: int) -> Planning | None:
+        """Return the first plan with these cuts at a number; None if the model there cannot be cut so."""
+        self._check_predictions(number)
+        sized, request = self._at(number), self.question.request
+        try:
+            prepared = sized.prepared.in_parts(cuts)
+        except UsageError:
+            return None
+        first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
+        quick = replace(request, split=False).in_time(SHARE_OF_TIME)
+        return replace(self._plan(Sized(sized.value, prepared), quick, first), request=request)
+
     def _has_plan(self, number: int) -> bool:
-        sized = self._at(number)
         request = self.question.request
+        if request.split:  # parts are cut from the model as read
+            self._check_predictions(number)
+        sized = self._at(number)
         first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
         # The first plan need not have addresses, or an allocator, that fit; and each division has a first one.
         planning = self._plan(sized, request, self.observe if self._plans_differ else first)
@@ -433,30 +484,35 @@ class _SizeSearch:
         return planning.trace is not None
 
     def _run_on(self, number: int) -> None:
-        """Run the planner on from its first plan, on the model as read."""
-        if self._plans_differ:
+        """Run the planner on from its first plan, on the model as read; with split, in its parts."""
+        request = self.question.request
+        if request.holds_more_than_peak:
             return
         sized, known = self._at(number), self._plans[number]
-        if known.prepared is not sized.prepared and known.schedule is not None:
+        if known.prepared is not sized.prepared and known.schedule is not None and not request.split:
             known = self._plans[number] = plan_again(known, sized.prepared, known.schedule)
             self._ended_early.add(number)
         if number not in self._ended_early or self._interrupted:
             return
         try:
-            planning = self._plan(sized, self.question.request, self.observe)
+            planning = self._plan(sized, request, self.observe, (known.prepared.options.cuts,) if request.split else ())
         except KeyboardInterrupt:
             self._interrupted = True
             return
         self._interrupted = planning.solution.interrupted
         assert known.trace is not None
         if planning.trace is None or planning.trace.time > known.trace.time:
+            if request.split:  # a plan of other parts proves nothing of these
+                return
             planning = replace(planning, solution=with_plan_of(planning.solution, known.solution))
         self._plans[number] = planning
 
-    def _plan(self, sized: Sized, request: Request, observer: Observer) -> Planning:
+    def _plan(
+        self, sized: Sized, request: Request, observer: Observer, former: Iterable[Mapping[str, Split]] = ()
+    ) -> Planning:
         observe = Prefixed(observer, f"{self.question.dim}={sized.value} · ")
         observe.phase("planning")
-        return plan(sized.prepared, request, observe)
+        return plan(sized.prepared, request, observe, former=former)
 
     def _sized(self, number: int) -> Sized | None:
         return self._at(number) if number else None

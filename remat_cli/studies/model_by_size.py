@@ -26,11 +26,13 @@ class ModelBySize:
         path: file or function of the model.
         options: options of reading the model, without that dimension.
         dim: name of the dimension.
+        split: regions are going to run in parts: a step that is captured is not captured for them again.
     """
 
     path: Path
     options: GraphOptions
     dim: str
+    split: bool = False
     _read: dict[int, Reading] = field(default_factory=dict)  # the first models read, by value
     _curves: SizeCurves | None = None  # curves through the sizes of these models
 
@@ -41,12 +43,12 @@ class ModelBySize:
             GraphError: the model cannot be read at this value.
             UsageError: the model has no such dimension, or the options contradict each other or the file.
         """
-        options = self.options_at(value)
-        reading = read(self.path, options)
+        origin = GraphOrigin(self.path, self.options_at(value))
+        reading = origin.whole_reading if self.split else read(self.path, origin.options)
         if len(self._read) < _MOST_KEPT:
             self._read[value] = reading
             self._curves = SizeCurves.through(self._read)
-        return self._prepared(reading, options)
+        return self._prepared(reading, origin)
 
     def predict_at(self, value: int) -> Prepared | None:
         """Predict the model at a value; return None if impossible.
@@ -59,10 +61,10 @@ class ModelBySize:
         predicted = None if self._curves is None or value in self._read else self._curves.at(value)
         if predicted is None:
             return None
-        return self._prepared(predicted, self.options_at(value))
+        return self._prepared(predicted, GraphOrigin(self.path, self.options_at(value)))
 
-    def _prepared(self, reading: Reading, options: GraphOptions) -> Prepared:
-        return replace(prepare_reading(reading, str(self.path), options), origin=GraphOrigin(self.path, options))
+    def _prepared(self, reading: Reading, origin: GraphOrigin) -> Prepared:
+        return replace(prepare_reading(reading, str(self.path), origin.options), origin=origin)
 
     def options_at(self, value: int) -> GraphOptions:
         """Return the options of reading the model at a value."""

@@ -24,8 +24,6 @@ from remat_cli.formats.reader import ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.splitting import Axis, Region
 
-# Import of these computes the expected results with loops in Python, for seconds.
-_SLOW = {"averagepool", "lppool", "maxpool"}
 # More rows are not cut into parts of one row each.
 _MOST_PARTS = 6
 
@@ -48,7 +46,7 @@ class OneOp:
 def cases_of_onnx(type_: str) -> Iterator[OneOp]:
     """Yield the operator tests of the onnx package for an op."""
     for module in iter_modules(onnx_cases.__path__):
-        if module.name.replace("_", "") == type_.lower() and module.name not in _SLOW:
+        if module.name.replace("_", "") == type_.lower():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 import_module(f"{onnx_cases.__name__}.{module.name}")
