@@ -57,8 +57,10 @@ def split(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
         if isinstance(gradient, fx.Node) and gradient.target is _aten.add.Tensor and is_backward(gradient):
             _allow_in_place(gradient)
             if IN_PLACE not in gradient.meta and not gradient.kwargs:  # the first one is a view: sums have no order
-                gradient.args = gradient.args[::-1]
+                given, gradient.args = gradient.args, gradient.args[::-1]
                 _allow_in_place(gradient)
+                if IN_PLACE not in gradient.meta:  # the result is laid out as the first one
+                    gradient.args = given
     return replace(captured, module=fx.GraphModule(captured.module, graph))
 
 

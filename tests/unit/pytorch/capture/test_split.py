@@ -136,6 +136,14 @@ class Flipped(nn.Module):
         return (hidden.cumsum(0) * 0.3).tanh().flip(0).sin().sum()
 
 
+class Summed(nn.Module):
+    """The gradient is a sum of two values, of which none is laid out as the other: the first one's layout is its."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x + x.max(1, keepdim=True)[0]
+        return hidden.transpose(1, 2).tanh().softmax(-1).sin().sum()
+
+
 class Turned(nn.Module):
     """The backward pass computes a cosine in the region, and multiplies a gradient with it outside."""
 
@@ -174,6 +182,7 @@ CASES: Mapping[str, Callable[[], Step]] = {
     "squared": lambda: (Squared().double(), numbers((6, 6))),
     "indexed": lambda: (Indexed().double(), numbers((4, 4, 6), (4, 4, 6))),
     "turned": lambda: (Turned().double(), numbers((4, 4, 6), (4, 4, 6))),
+    "summed": lambda: (Summed(), (numbers((4, 4, 6))[0].requires_grad_(),)),
     "flipped": lambda: (Flipped(), (numbers((4, 4, 6))[0].requires_grad_(),)),
 }
 
