@@ -5,7 +5,7 @@ Such as the largest batch size for training, with and without a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -32,6 +32,8 @@ _KEPT_READY = 4
 _FARTHEST = 4
 # Of the guesses between a number that holds and one that does not, every fourth is replaced by the middle.
 _GUESSES = 4
+# Of the parts of a plan at another value, the multiples that are tried.
+_FACTORS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -440,12 +442,10 @@ class _SizeSearch:
         peaks = {number: known.peak_bytes or 0}
 
         def fits(other: int) -> bool:
-            def scaled(cut: Split) -> Split:
-                return replace(cut, parts=min(MOST_PARTS, ceil(Fraction(cut.parts * other, number))))
-
-            planning = self._planned_in({name: scaled(cut) for name, cut in cuts.items()}, other)
-            if planning is None:
+            planned = list(self._plans_in(cuts, Fraction(other, number), other))
+            if not planned:
                 return False
+            planning = planned[-1]
             closest = planning.solution.closest or planning.solution.baseline
             peaks[other] = closest.peak_bytes if planning.peak_bytes is None else planning.peak_bytes
             if planning.trace is not None:
@@ -457,6 +457,28 @@ class _SizeSearch:
             return number
         return largest(fits, number, high - 1, lambda low, high: _crossing(peaks, budget, low, high))
 
+    def _plans_in(self, cuts: Mapping[str, Split], scale: Fraction, number: int) -> Iterator[Planning]:
+        """Yield results in more and more parts, up to the first plan.
+
+        Args:
+            cuts: at another number.
+            scale: of the number of parts.
+            number: number of the model.
+        """
+        tried: list[dict[str, Split]] = []
+        for factor in _FACTORS:
+            scaled = {
+                name: replace(cut, parts=min(MOST_PARTS, ceil(cut.parts * scale * factor)))
+                for name, cut in cuts.items()
+            }
+            planning = None if scaled in tried else self._planned_in(scaled, number)
+            if planning is None:
+                return
+            yield planning
+            if planning.trace is not None:
+                return
+            tried.append(scaled)
+
     def _planned_in(self, cuts: Mapping[str, Split], number: int) -> Planning | None:
         """Return the first plan with these cuts at a number; None if the model there cannot be cut so."""
         self._check_predictions(number)
@@ -467,7 +489,7 @@ class _SizeSearch:
             return None
         first = FirstPlan(baseline_of(sized.prepared.graph).time, self.observe, request.max_overhead)
         quick = replace(request, split=False).in_time(SHARE_OF_TIME)
-        return replace(self._plan(Sized(sized.value, prepared), quick, first), request=request)
+        return self._plan(Sized(sized.value, prepared), quick, first)
 
     def _has_plan(self, number: int) -> bool:
         request = self.question.request
