@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from textwrap import shorten
 from typing import Any
 
@@ -96,12 +97,9 @@ def _stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _stepped_alone(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     try:
-        twin = _twin(optimizer)
-        step: Any = type(optimizer).step
-        # What torch puts around it calls hooks, which are the user's.
-        step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), _AnyValues():  # type: ignore[no-untyped-call]
-            step(twin)
+        twin = dataless_twin(optimizer)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), AnyValues():  # type: ignore[no-untyped-call]
+            own_step(twin)()
     except Exception as error:
         name = type(optimizer).__name__
         reason = (str(error).splitlines() or [""])[0]
@@ -112,18 +110,48 @@ def _stepped_alone(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return twin
 
 
-def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the same optimizer for tensors without data: it shares nothing with the first, which stays as it is."""
+def own_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """Return the step of an optimizer's class, without the hooks that torch puts around it."""
+    step: Any = type(optimizer).step
+    return partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)
+
+
+def dataless_twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the same optimizer for tensors without data, in a form of its step that they can take.
+
+    Raises:
+        TypeError: see `twin_of`.
+    """
+    twin = twin_of(optimizer, {parameter: _without_data(parameter) for parameter in _parameters(optimizer)})
+    for group in twin.param_groups:
+        group.update({form: False for form in _FORMS if form in group})
+    return twin
+
+
+def twin_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[torch.Tensor, torch.Tensor]
+) -> torch.optim.Optimizer:
+    """Return the same optimizer for other parameters, before its first step.
+
+    It shares nothing with the first, which stays as it is.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: the other parameter for each of its own.
+
+    Raises:
+        TypeError: another optimizer or a module is among its attributes.
+    """
     attributes = {name: value for name, value in vars(optimizer).items() if name not in ("state", "step")}
     for name, value in attributes.items():
         if isinstance(value, torch.optim.Optimizer | torch.nn.Module):
             raise TypeError(f"its {name} is a {type(value).__name__}")
+        if name.endswith("_hooks"):  # they are the user's, and may belong to what cannot be copied
+            attributes[name] = type(value)()
     twin: torch.optim.Optimizer = object.__new__(type(optimizer))
-    known: dict[int, Any] = {id(parameter): _without_data(parameter) for parameter in _parameters(optimizer)}
+    known: dict[int, Any] = {id(parameter): other for parameter, other in parameters.items()}
     vars(twin).update(deepcopy(attributes, {id(optimizer): twin, **known}))
     vars(twin)["state"] = defaultdict(dict)
-    for group in twin.param_groups:
-        group.update({form: False for form in _FORMS if form in group})
     return twin
 
 
@@ -135,7 +163,7 @@ def _without_data(parameter: torch.Tensor) -> torch.Tensor:
     return twin
 
 
-class _AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives whoever asks a tensor without data for its value some number."""
 
     def __torch_dispatch__(
