@@ -128,9 +128,7 @@ def dataless_twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return twin
 
 
-def twin_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[torch.Tensor, torch.Tensor]
-) -> torch.optim.Optimizer:
+def twin_of(optimizer: torch.optim.Optimizer, parameters: Mapping[torch.Tensor, torch.Tensor]) -> torch.optim.Optimizer:
     """Return the same optimizer for other parameters, before its first step.
 
     It shares nothing with the first, which stays as it is.

@@ -133,8 +133,8 @@ class StepWatch:
         self._parameters = {id(parameter) for parameter in parameters}
         if not self._hooks:
             self._hooks = [
-                register_optimizer_step_pre_hook(_weakly(self._optimizer_begins)),
-                register_optimizer_step_post_hook(_weakly(self._optimizer_ends)),
+                register_optimizer_step_pre_hook(weakly(self._optimizer_begins)),
+                register_optimizer_step_post_hook(weakly(self._optimizer_ends)),
             ]
             for hook in self._hooks:
                 weakref.finalize(self, hook.remove).atexit = False
@@ -240,13 +240,13 @@ class StepWatch:
         return any(id(parameter) in self._parameters for group in groups for parameter in group["params"])
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a method while its object lives."""
     reference = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> None:
-        if (held := reference()) is not None:
-            held(*args)
+    def call(*args: Any) -> Any:
+        held = reference()
+        return None if held is None else held(*args)
 
     return call
 

@@ -285,6 +285,10 @@ class BudgetSource(ScheduleSource):
         source.waiting = self.waiting
         return source
 
+    def for_regions(self) -> BudgetSource:
+        """Return a source of plans of single blocks."""
+        return self
+
     def for_copy(self) -> BudgetSource:
         """Return a source with a budget of its own; see `ScheduleSource.for_copy`."""
         return replace(self, own=OwnState())

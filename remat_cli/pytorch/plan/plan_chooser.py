@@ -30,7 +30,7 @@ class PlanChooser:
         self._compiled = 0  # number of compiled plans of regions
         self.kernels = ""
 
-    def choose(self, plan: PlannedStep, *, is_first: bool) -> None:
+    def choose(self, plan: PlannedStep, *, is_first: bool, budget: int | None = None) -> None:
         """Choose a plan for each region.
 
         If possible, memory that earlier steps used beyond their plan is left free.
@@ -38,6 +38,7 @@ class PlanChooser:
         Args:
             plan: the step, with the plans of its regions; takes the choice.
             is_first: whether no other step has been planned.
+            budget: budget in bytes; None for that of the request.
 
         Raises:
             RematError: no choice fits the budget with the user's reserve.
@@ -47,7 +48,7 @@ class PlanChooser:
             return
         reserved = self._request.source.reserve_bytes
         (free,) = self._request.ranks.most(reserved + self._request.source.own.missed_bytes)
-        budget = self._budget_bytes(plan, reserved)
+        budget = self.budget_bytes(plan, reserved) if budget is None else budget
         if plan.is_common:
             budget = -self._request.ranks.most(-budget)[0]  # the smallest of all ranks
 
@@ -93,7 +94,7 @@ class PlanChooser:
         if source.is_smallest:
             return False
         peak = plan.step.judged(points, source.free_bytes).peak_bytes
-        return peak <= self._budget_bytes(plan, source.reserve_bytes)
+        return peak <= self.budget_bytes(plan, source.reserve_bytes)
 
     def explained(self, refusal: DoesNotFit, plan: PlannedStep, curves: Sequence[Sequence[CurvePoint]]) -> DoesNotFit:
         """Return a refusal with the effect of regions in parts.
@@ -105,7 +106,7 @@ class PlanChooser:
         """
         source = self._request.source
         peak = replace(plan.step, curves=curves).least(source.free_bytes)
-        fits = peak <= self._budget_bytes(plan, source.reserve_bytes)
+        fits = peak <= self.budget_bytes(plan, source.reserve_bytes)
         effect = f"split=True {'fits' if fits else 'would not help'}: in parts, the least peak of the step that was "
         return with_trial(refusal, f"{effect}found is {format_bytes(peak)}", fits=fits)
 
@@ -187,7 +188,13 @@ class PlanChooser:
         times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
         self.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
 
-    def _budget_bytes(self, plan: PlannedStep, free: int) -> int:
+    def budget_bytes(self, plan: PlannedStep, free: int) -> int:
+        """Return the budget of a step.
+
+        Args:
+            plan: the step.
+            free: bytes to leave free.
+        """
         asked, step = self._request.source.request.budget, plan.step
         assert asked is not None
         if asked.device_bytes is not None:

@@ -9,6 +9,7 @@ from remat_cli.pytorch.memory.shards import Ranks
 from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.region_kinds import RegionKind
+from remat_cli.pytorch.plan.rehearsed_updates import RehearsedUpdates
 
 
 @dataclass(eq=False)
@@ -33,6 +34,9 @@ class PlannedStep:
         overhead: extra time of the regions, as a share of their unplanned time.
         least_overhead: lower bound on the overhead of choices among these plans.
         other_bytes: bytes of the optimizer's state and of free memory within the peak.
+        updates: memory between regions if parameters are updated in the backward pass; None where that is not known.
+        whole_step: facts about the step with all state on the device, and updates at the optimizer's step.
+        update: where the optimizer's updates run, in words; empty where they are no part of the plan.
     """
 
     inputs: Inputs
@@ -52,6 +56,9 @@ class PlannedStep:
     overhead: float = 0.0
     least_overhead: float = 0.0
     other_bytes: int = 0
+    updates: RehearsedUpdates | None = None
+    whole_step: BlockStep | None = None
+    update: str = ""
 
 
 def agreed(plan: PlannedStep, ranks: Ranks) -> PlannedStep:

@@ -47,6 +47,7 @@ class GraphRecord:
         kernels: what was compiled for it; empty where eager's kernels run.
         cuts: regions in parts, by the name of an op.
         whole: the graph without parts; None where no region is in parts.
+        update: where the optimizer's updates run, in words; empty where they are no part of the plan.
     """
 
     planned_graph: Graph | ResizedGraph
@@ -63,6 +64,7 @@ class GraphRecord:
     kernels: str = ""
     cuts: Mapping[str, Split] = field(default_factory=dict)
     whole: Graph | ResizedGraph | None = None
+    update: str = ""
 
     @property
     def parts(self) -> str:
@@ -118,7 +120,7 @@ class GraphRecord:
             f"{format_count(len(self.graph.ops))} ops{f' ({inputs})' if inputs else ''}{within}: predicted peak "
             f"{format_bytes(self.predicted_peak_bytes)} ({format_bytes(self.plain_peak_bytes)} unplanned), "
             f"{more_time(self.overhead)}{f'; {self.parts}' if self.parts else ''}"
-            f"{f'; {self.kernels}' if self.kernels else ''}"
+            f"{f'; {self.kernels}' if self.kernels else ''}{f'; {self.update}' if self.update else ''}"
         )
 
 

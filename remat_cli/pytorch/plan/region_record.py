@@ -41,6 +41,7 @@ class RegionsRecord(PlanRecord):
         splits: blocks may run in parts.
         other_bytes: bytes of the optimizer's state and of free memory within the predicted peak.
         chosen: kind of each call of the last step, and the number of its plan, by name.
+        update: where the optimizer's updates run, in words; empty where they are no part of the plan.
         without_symbols: returns such a plan for its sizes alone.
     """
 
@@ -61,6 +62,7 @@ class RegionsRecord(PlanRecord):
     fused: bool = False
     splits: bool = False
     other_bytes: int = 0
+    update: str = ""
     chosen: Mapping[str, tuple[RegionKind, int]] = field(default_factory=dict)
     without_symbols: Callable[[RegionKind, int], CurvePoint] = lambda kind, plan_index: kind.points[plan_index]
 
@@ -74,7 +76,7 @@ class RegionsRecord(PlanRecord):
         self.away = {name: sizes[name] for name in plan.step.paths if name in plan.away}
         self.saved_away = {name: point.kept for name, point in self.points.items() if name in plan.saved_away}
         self.other_bytes = plan.other_bytes
-        self.chosen = plan.chosen
+        self.chosen, self.update = plan.chosen, plan.update
         known = set(map(id, self.graphs))
         chosen = {id(point.planned): point.planned for point in self.points.values()}
         self.graphs += [chosen[new] for new in chosen if new not in known]
@@ -124,10 +126,11 @@ class RegionsRecord(PlanRecord):
         parts = (self.away, "inputs"), (self.saved_away, "saved tensors")
         hosted = " and ".join(f"{format_bytes(sum(of.values()))} of {what}" for of, what in parts if of)
         hosted = hosted and f", {hosted} on the host between passes"
+        rest = f"{self.kernels and f', {self.kernels}'}{self.update and f'; {self.update}'}"
         return (
             f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
             f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
-            f"regions{hosted}{self.kernels and f', {self.kernels}'}; what lies between them runs as eager"
+            f"regions{hosted}{rest}; what lies between them runs as eager"
         )
 
     def __str__(self) -> str:

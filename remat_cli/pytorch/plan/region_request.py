@@ -40,7 +40,7 @@ class RegionRequest:
 
     def __post_init__(self) -> None:
         # What further calls keep is counted for the whole step, not for each region.
-        self.source = replace(self.asked, request=replace(self.asked.request, offload=False), calls=1)
+        self.source = replace(self.asked.for_regions(), request=replace(self.asked.request, offload=False), calls=1)
         self.forwards = {path: part.forward for path, part in self.regions.items()}
 
     @property

@@ -22,6 +22,7 @@ from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.outputs import KnownGradients
 from remat_cli.pytorch.memory.hosted import MovableInputs
 from remat_cli.pytorch.plan.described import Described, DescribedShard, described
+from remat_cli.pytorch.plan.rehearsed_updates import RehearsedUpdates
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.autograd import current_node, next_number, number_of
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode
@@ -117,6 +118,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         makers: numbers of the calls that produced each call's inputs, by place.
         kept: bytes outside of regions as the backward pass begins.
         lasting: inputs that outlived their region's forward pass: names of calls, and places.
+        updates: the same moments, if parameters are updated in the backward pass.
     """
 
     supports_higher_order_operators = True
@@ -139,6 +141,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[RegionCall] = []
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
+        self.updates = RehearsedUpdates()
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
         self._outputs: list[
             list[tuple[int, torch.dtype, int]]
@@ -215,7 +218,20 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mark(self, running: tuple[int, str] | None = None) -> None:
         moment = Moment(self._holding, running, self._is_backward)
+        if running is None:
+            self.updates.run(moment, self.level)
         self.moments[moment] = max(self.moments.get(moment, 0), self.level)
+        self.updates.note(moment, self.level)
+
+    def gradient_arrived(self) -> None:
+        """Note that a parameter's gradient is final."""
+        if self._open is None:
+            self._mark()
+
+    def end_backward(self) -> None:
+        """Note that the backward pass is over, and all gradients are there."""
+        self._open = None
+        self._mark()
 
     def _look_where(self) -> None:
         node = current_node()
@@ -230,6 +246,8 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin_back(self, place: int) -> None:
         if place not in self._went_back:
             self._went_back.add(place)
+            if self._is_backward:
+                self._mark()  # updates of the region before
             self._holding -= {place}
             self._mark((place, "backward"))
 

@@ -145,7 +145,9 @@ class Rehearsing:
                 else:
                     inputs = [part for part in module.parameters() if part.requires_grad]
                     # Gradients are held as in a step, and no hook on them runs.
-                    gradients = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
+                    with rehearsal.updates.following(inputs, rehearsal.gradient_arrived):
+                        gradients = torch.autograd.grad(ends, inputs, begins, allow_unused=True)
+                    rehearsal.end_backward()
                     del gradients
                 del ends, leaves, returned
         except CheckpointError as error:

@@ -73,6 +73,14 @@ class ScheduleSource(ABC):
             The piece with those regions in parts that its plan has in parts, and the plan.
         """
 
+    def begins_step(self) -> bool:
+        """Note that a planned call comes; return whether steps are to be planned again.
+
+        Raises:
+            UsageError: the optimizer's step should have come before.
+        """
+        return False
+
     def graph(self, piece: Piece) -> Graph:
         """Return the graph of a piece, to be planned or replayed."""
         return graph_of(piece.joint, NAME)

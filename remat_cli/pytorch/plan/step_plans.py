@@ -22,6 +22,8 @@ from remat_cli.pytorch.plan.region_record import RegionsRecord
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.region_runner import RegionHooks
 from remat_cli.pytorch.plan.rehearsing import Rehearsing
+from remat_cli.pytorch.plan.updating_choice import choose_with_updates
+from remat_cli.pytorch.plan.updating_source import UpdatingSource
 
 
 class StepPlans:
@@ -74,6 +76,10 @@ class StepPlans:
         self._record.take(self._by_inputs[inputs])
         return self._by_inputs[inputs]
 
+    def choose_again(self) -> None:
+        """Choose again before the next step, as updates run elsewhere."""
+        self._wants_another = True
+
     def hold(self, measured: MeasuredStep, plan: PlannedStep) -> None:
         """Compare a measured step with the budget.
 
@@ -90,6 +96,8 @@ class StepPlans:
         if old > plan.step.old_gradients and self._keeper.is_above(measured, plan.budget):
             for other in self._choices:
                 other.step = replace(other.step, old_gradients=max(other.step.old_gradients, old))
+                if other.whole_step is not None:
+                    other.whole_step = replace(other.whole_step, old_gradients=other.step.old_gradients)
             self._wants_another = True
             self._keeper.note_old_gradients(measured, plan.budget, old)
         elif self._keeper.needs_another(
@@ -98,8 +106,14 @@ class StepPlans:
             self._wants_another = True
 
     def _choose(self, plan: PlannedStep) -> None:
+        asked = self._request.asked
         try:
-            self._chooser.choose(plan, is_first=not self._choices)
+            if isinstance(asked, UpdatingSource):
+                choose_with_updates(
+                    self._chooser, plan, asked, bytes_in(self._request.trained), is_first=not self._choices
+                )
+            else:
+                self._chooser.choose(plan, is_first=not self._choices)
         except DoesNotFit as refusal:
             raise self._explained(plan, refusal) from None
         self._record.kernels = self._chooser.kernels
@@ -181,7 +195,10 @@ class StepPlans:
         untrained = frozenset(rehearsal.untrained)
         places = [tuple(inputs_of) for inputs_of in rehearsal.hosted]
         standing = request.source.standing([request.module])
-        plan = PlannedStep(inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places)
+        updates = None if request.ranks.groups else rehearsal.updates
+        plan = PlannedStep(
+            inputs, dimensions, step, step.plain, kinds, untrained, standing, inputs_of=places, updates=updates
+        )
         if request.given is None and not self._chooser.fits(plan, [_keeping_least(kind) for kind in kinds]):
             for kind in dict.fromkeys(kinds):
                 if kind.graphs is not None:

@@ -115,6 +115,8 @@ class PlannedCall:
             self.record.unplanned[reason] += 1
             return self.function(*args, **kwargs)
         self._modules, self._given = modules, (args, kwargs)
+        if self.source.begins_step():
+            self._plan_again()
         try:
             result = self._explained(args, kwargs)
             self._keeper.has_begun = True
@@ -288,8 +290,11 @@ class PlannedCall:
         if plan.budget_bytes is not None and self._keeper.needs_another(
             measured, plan.predicted_peak_bytes, plan.budget_bytes, self._modules
         ):
-            for step in self._steps:
-                step.is_stale = True
+            self._plan_again()
+
+    def _plan_again(self) -> None:
+        for step in self._steps:
+            step.is_stale = True
 
     def divide(self, captured: Captured) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two planned graphs of a joint graph.

@@ -22,6 +22,7 @@ from remat_cli.pytorch.plan.given_blocks import GivenBlocks
 from remat_cli.pytorch.plan.plan_folder import PlanFolder
 from remat_cli.pytorch.plan.record import PlanRecord
 from remat_cli.pytorch.plan.source import ScheduleSource
+from remat_cli.pytorch.plan.updating_source import check_update, updating_source
 from remat_cli.pytorch.run.attached import attach, attached_record
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.regions import attach_regions, plan_blocks, regions_record
@@ -54,6 +55,7 @@ def planned(
     fused: bool = False,
     split: bool = False,
     strict: bool = False,
+    update: bool | str = False,
 ) -> Model:
     """Return `model` with passes that follow a plan.
 
@@ -103,6 +105,10 @@ def planned(
             rounding. With fused kernels, and by blocks, each shape of the inputs is captured and planned by itself.
         strict: where no plan fits a later step, as layers are unfrozen or inputs grow, refuse it. Without it, the plan
             of the least peak runs, and a warning says by how much it is above the budget.
+        update: plan the optimizer's step, too, whose bits stay the same. `optimizer.step()` stays in the loop. True:
+            parameters are updated in the backward pass where the budget needs it and nothing reads gradients before
+            the step, else a few at a time in `optimizer.step()`. "step" and "backward" ask for one of the two. With
+            offload, the optimizer's state may wait on the host between updates.
 
     Raises:
         UsageError: neither or both of schedule and budget are given, or another argument is wrong; when called: this
@@ -123,6 +129,7 @@ def planned(
             hint="give a budget instead, or leave calls out",
         )
     within = _within(model)
+    check_update(update, optimizer, schedule)
     source: ScheduleSource
     source_for = partial(
         source_within,
@@ -152,7 +159,7 @@ def planned(
         offload = from_file.file.schedule.has_transfers
     else:
         assert budget is not None
-        source = source_for(budget, offload=offload)
+        source = updating_source(source_for(budget, offload=offload), within, update)
     _check_split(split, schedule)
     if fused and offload and regions == "auto" and isinstance(within, nn.Module) and isinstance(source, BudgetSource):
         # Copies between blocks cut no fused kernels, those within the whole do.

@@ -277,6 +277,8 @@ class RegionsCall:
             self.record.unplanned[reason] += 1
             return own_call(module)(*args, **kwargs)
         self._check_eager()
+        if self.request.asked.begins_step():
+            self._plans.choose_again()
         if not has_plain_parameters(module):  # one look at the parameters, where the check takes several
             self._check_shards()
         self._plan, kwargs = self._plan_without_cache(args, kwargs)

@@ -62,3 +62,10 @@ def enclosing_parallel() -> nn.parallel.DistributedDataParallel | None:
 def is_within_transform() -> bool:
     """Return whether a function transform of torch.func is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def hooks_on_gradients(parameter: torch.Tensor) -> int:
+    """Return the number of hooks of others that see a parameter's gradient."""
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    own = sum(type(hook).__module__.startswith("remat_cli.") for hook in after.values())
+    return len(parameter._backward_hooks or ()) + len(after) - own

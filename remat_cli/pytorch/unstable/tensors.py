@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
 
 __all__ = ["suggest_memory_format"]
+
+Wrapper = TypeVar("Wrapper", bound=torch.Tensor)
 
 
 def key_of(storage: torch.UntypedStorage) -> int:
@@ -62,3 +65,15 @@ def moved_to(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.device 
 def known_size(tensor: torch.Tensor, place: int, size: int) -> None:
     """Have torch know a dimension's size while it traces."""
     torch._check(tensor.size(place) == size)  # type: ignore[no-untyped-call]
+
+
+def without_memory(kind: type[Wrapper], like: torch.Tensor) -> Wrapper:
+    """Return a tensor of a class of its own that looks like another, and has no memory."""
+    return torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+    )
+
+
+def as_plain_tensors() -> AbstractContextManager[Any]:
+    """Return a context in which classes of tensors do not see functions."""
+    return torch._C.DisableTorchFunctionSubclass()

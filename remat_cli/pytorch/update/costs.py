@@ -56,7 +56,7 @@ def _costs(optimizer: torch.optim.Optimizer) -> Mapping[torch.Tensor, UpdateCost
             group["foreach"] = _takes_all_at_once(original)
     steps, known = PartialSteps(twin), dict[object, UpdateCost]()
     costs: dict[torch.Tensor, UpdateCost] = {}
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for (number, parameter), (_, other) in zip(parameters_in(optimizer), parameters_in(twin), strict=True):
             if other.grad is None:
                 continue
@@ -76,7 +76,7 @@ def _takes_all_at_once(group: Mapping[str, Any]) -> bool:
 
 
 def _cost(steps: PartialSteps, number: int, parameter: torch.Tensor, *, is_fused: bool) -> UpdateCost:
-    taken = []
+    taken: list[int] = []
     state = movable = 0
     for _ in range(2):  # the first step allocates the state
         with _Following() as following:

@@ -30,10 +30,12 @@ class PartialSteps:
 
     Attributes:
         optimizer: the optimizer.
+        is_running: a step on some parameters runs.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self.is_running = False
         self._options: dict[int, dict[str, Any]] = {}  # options that this step has changed, by group
 
     def step(self, number: int, parameters: Sequence[torch.Tensor]) -> None:
@@ -47,11 +49,11 @@ class PartialSteps:
         groups = optimizer.param_groups
         options = {name: value for name, value in groups[number].items() if name != "params"}
         part = {**options, "params": list(parameters)}
-        optimizer.param_groups = [part]
+        optimizer.param_groups, self.is_running = [part], True
         try:
             own_step(optimizer)()
         finally:
-            optimizer.param_groups = groups
+            optimizer.param_groups, self.is_running = groups, False
         # Counters of steps, as other optimizers have: all parameters see the count from before the step.
         changed = {name: part[name] for name in options if part.get(name) is not options[name]}
         self._options.setdefault(number, {}).update(changed)
@@ -79,7 +81,9 @@ def check_partial_steps(optimizer: torch.optim.Optimizer) -> None:
         lines = str(error).splitlines() or [""]
         reason = f"its step fails on a part of them: {type(error).__name__}: {lines[0]}"
     if reason:
-        raise UsageError(f"{name} cannot update its parameters one at a time, as update=True has it: {reason}", hint=_HINT)
+        raise UsageError(
+            f"{name} cannot update its parameters one at a time, as update=True has it: {reason}", hint=_HINT
+        )
 
 
 def _fault(optimizer: torch.optim.Optimizer) -> str:
@@ -153,8 +157,10 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return bool(one == other)
-    return one.dtype == other.dtype and torch.equal(one.isnan(), other.isnan()) and torch.equal(
-        one.nan_to_num(), other.nan_to_num()
+    return (
+        one.dtype == other.dtype
+        and torch.equal(one.isnan(), other.isnan())
+        and torch.equal(one.nan_to_num(), other.nan_to_num())
     )
 
 
