@@ -44,6 +44,7 @@ LAYERS = (
     ("remat_cli.allocation",),
     ("remat_cli.planning",),
     ("remat_cli.pytorch.memory",),
+    ("remat_cli.pytorch.update",),
     ("remat_cli.studies", "remat_cli.pipelines"),
     ("remat_cli.pytorch.programs",),
     ("remat_cli.pytorch.plan",),

@@ -14,6 +14,7 @@ from remat_cli.pytorch.unstable.tensors import as_plain_tensors, without_memory
 
 # What `zero_grad(set_to_none=False)` does to a gradient.
 _ZEROS = (torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default)
+_ADDS = torch.ops.aten.add_.Tensor  # as autograd adds to a gradient that is there
 _DETACHES = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
 
 _FACTS = frozenset(
@@ -58,9 +59,10 @@ class UsedGradient(torch.Tensor):
         if func in _DETACHES:
             return args[0]
         if func not in _ZEROS:
+            does = "a gradient is added to one" if func is _ADDS else f"{func} reads a gradient"
             raise UsageError(
-                f"{func} reads a gradient that is gone: its parameter was updated in the backward pass, as nothing "
-                "read gradients in the first step",
+                f"{does} that is gone: its parameter was updated in the backward pass, as nothing read gradients in "
+                "the first step, and one backward pass came before it",
                 hint="planned(..., update='step') updates parameters when optimizer.step() is called",
             )
         for leaf in pytree.tree_leaves(args):

@@ -1,0 +1,141 @@
+"""`planned(..., update=True)`: the optimizer's step keeps within the budget, with eager's bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from remat_cli.errors import DoesNotFit, RematError, UsageError
+from remat_cli.torch import plan_of, planned
+
+LINK = "20GB/s"
+
+
+class Layers(nn.Module):
+    """Parameters of four times the activations, in equal blocks."""
+
+    def __init__(self, width: int = 96, depth: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(depth)
+        )
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            given = given + layer(given)
+        return given.square().mean()
+
+
+def batches(steps: int = 6, rows: int = 24) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(rows, 96, generator=generator) for _ in range(steps)]
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, *, clip: bool = False) -> None:
+    for given in batches():
+        model(given).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def pair() -> tuple[Layers, Layers]:
+    torch.manual_seed(0)
+    model = Layers()
+    return model, copy.deepcopy(model)
+
+
+def assert_same(one: nn.Module, its: optim.Optimizer, other: nn.Module, others: optim.Optimizer) -> None:
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+    state, again = its.state_dict()["state"], others.state_dict()["state"]
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[key][name], again[key][name]) for key in state for name in state[key])
+
+
+def figures(model: nn.Module) -> tuple[int, list[int]]:
+    record: Any = plan_of(model)
+    record = record if hasattr(record, "predicted_peak_bytes") else record.last
+    return record.predicted_peak_bytes, record.measured_peak_bytes
+
+
+CASES = [
+    ("layers.*", "70%", {"offload": True, "link_bandwidth": LINK}, "in the backward pass"),
+    ("layers.*", "min", {"offload": True, "link_bandwidth": LINK}, "in the backward pass"),
+    ("layers.*", "1GB", {}, "at optimizer.step()"),
+    ("layers.*", "min", {"update": "step", "offload": True, "link_bandwidth": LINK}, "at optimizer.step()"),
+    (None, "70%", {"offload": True, "link_bandwidth": LINK, "update": "step"}, "at optimizer.step()"),
+    (None, "min", {"offload": True, "link_bandwidth": LINK, "update": "step"}, "at optimizer.step()"),
+]
+
+
+@pytest.mark.parametrize(("regions", "budget", "options", "where"), CASES)
+def test_steps_have_eagers_bits_and_the_predicted_peak(
+    regions: str | None, budget: str, options: dict[str, Any], where: str
+) -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    planned(model, budget=budget, optimizer=others, regions=regions, **{"update": True, **options})
+    train(eager, its)
+    train(model, others)
+    assert_same(eager, its, model, others)
+    predicted, measured = figures(model)
+    assert measured[-1] == pytest.approx(predicted, rel=0.03)
+    assert f"updates {where}" in str(plan_of(model))
+    assert ("on the host" in str(plan_of(model))) == bool(options.get("offload"))
+
+
+def test_updates_wait_for_the_step_where_gradients_are_clipped() -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    planned(model, budget="70%", optimizer=others, regions="layers.*", update=True, offload=True, link_bandwidth=LINK)
+    train(eager, its, clip=True)
+    train(model, others, clip=True)
+    assert_same(eager, its, model, others)
+    assert "updates at optimizer.step(), state" in str(plan_of(model))
+
+
+def test_a_budget_below_the_optimizers_step_is_refused_with_the_least() -> None:
+    _, model = pair()
+    optimizer = optim.AdamW(model.parameters())
+    planned(model, budget="1MB", optimizer=optimizer, regions=None, update="step")
+    with pytest.raises(DoesNotFit, match=r"below .* which the optimizer's step takes"):
+        model(batches(1)[0])
+
+
+def of_another(model: nn.Module) -> optim.Optimizer:
+    del model
+    return optim.AdamW(pair()[0].parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (of_another, {}, "updates no parameter of this model"),
+        (lambda model: optim.LBFGS(model.parameters()), {}, "cannot update its parameters one at a time"),
+        (lambda model: "adamw", {}, "needs the optimizer itself"),
+        (lambda model: None, {}, "needs the optimizer itself"),
+        (lambda model: optim.AdamW(model.parameters()), {"update": "later"}, "update is 'later'"),
+        (lambda model: optim.AdamW(model.parameters()), {"calls": 2}, "leave the optimizer's step alone"),
+    ],
+)
+def test_bad_input_is_refused_in_words(make: Callable[[nn.Module], Any], options: dict[str, Any], words: str) -> None:
+    _, model = pair()
+    with pytest.raises(UsageError, match=words):
+        planned(model, budget="1GB", optimizer=make(model), **{"update": True, **options})
+
+
+def test_a_skipped_step_is_an_error_where_parameters_were_updated() -> None:
+    _, model = pair()
+    optimizer = optim.AdamW(model.parameters())
+    planned(model, budget="1GB", optimizer=optimizer, regions="layers.*", update="backward")
+    given = batches(1)[0]
+    model(given).backward()
+    with pytest.raises(RematError, match=r"no optimizer.step\(\) came after it"):
+        model(given)
