@@ -9,6 +9,7 @@ from remat_cli.pytorch.memory.shards import Ranks
 from remat_cli.pytorch.plan.block_step import BlockStep, CurvePoint
 from remat_cli.pytorch.plan.described import Dimension, Inputs
 from remat_cli.pytorch.plan.region_kinds import RegionKind
+from remat_cli.pytorch.plan.rehearsal import Moment
 from remat_cli.pytorch.plan.rehearsed_updates import RehearsedUpdates
 
 
@@ -56,7 +57,7 @@ class PlannedStep:
     overhead: float = 0.0
     least_overhead: float = 0.0
     other_bytes: int = 0
-    updates: RehearsedUpdates | None = None
+    updates: RehearsedUpdates[Moment] | None = None
     whole_step: BlockStep | None = None
     update: str = ""
 

@@ -141,7 +141,7 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[RegionCall] = []
         self.untrained: set[str] = set()
         self.moments: dict[Moment, int] = {}
-        self.updates = RehearsedUpdates()
+        self.updates = RehearsedUpdates[Moment]()
         self._numbers: list[tuple[int, int]] = []  # of autograd's nodes
         self._outputs: list[
             list[tuple[int, torch.dtype, int]]

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import torch
 
 from remat_cli.pytorch.unstable.tensors import storage_key
 
-if TYPE_CHECKING:
-    from remat_cli.pytorch.plan.rehearsal import Moment
+At = TypeVar("At")  # a time in a step
 
 
-class RehearsedUpdates:
+class RehearsedUpdates(Generic[At]):
     """Follows gradients from when they are final.
 
     A block as planned makes all gradients of its parameters at once, at the end of its backward pass.
@@ -28,8 +27,8 @@ class RehearsedUpdates:
     """
 
     def __init__(self) -> None:
-        self.levels: dict[Moment, int] = {}
-        self.parameters: dict[Moment, list[torch.Tensor]] = {}
+        self.levels: dict[At, int] = {}
+        self.parameters: dict[At, list[torch.Tensor]] = {}
         self._gone = 0
         self._final: dict[int, int] = {}  # bytes of gradients that are final and not yet gone, by storage
         self._updated: list[torch.Tensor] = []  # their parameters
@@ -60,7 +59,7 @@ class RehearsedUpdates:
             for hook in hooks:
                 hook.remove()
 
-    def run(self, moment: Moment, level: int) -> None:
+    def run(self, moment: At, level: int) -> None:
         """Run the updates of all final gradients.
 
         Args:
@@ -73,11 +72,11 @@ class RehearsedUpdates:
             self._gone += sum(self._final.values())
             self._final, self._updated = {}, []
 
-    def note(self, moment: Moment, level: int) -> None:
+    def note(self, moment: At, level: int) -> None:
         """Note the bytes in memory with all gradients so far."""
         self.levels[moment] = max(self.levels.get(moment, 0), level - self._gone)
 
-    def levels_with(self, needed_bytes: Callable[[torch.Tensor], int]) -> dict[Moment, int]:
+    def levels_with(self, needed_bytes: Callable[[torch.Tensor], int]) -> dict[At, int]:
         """Return the peak at each moment with the memory of updates.
 
         Args:
