@@ -249,8 +249,18 @@ def exact_bytes(size: int) -> str:
 
 def format_names(names: Sequence[str], most: int) -> str:
     """Quote the first names, and count the rest: "'a', 'b' and 3 more"."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+    return first_of(list(map(repr, names)), most)
+
+
+def first_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first texts, and count the rest: "a, b and 3 more"."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: "1 plan", "2,000 plans"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_count(number: int) -> str:

@@ -5,13 +5,13 @@ It lists tensors at the peak, and ops of each type added or removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from remat_cli.checks.baseline import Figures
 from remat_cli.core.graph import Graph
 from remat_cli.core.solve import baseline_of
 from remat_cli.studies.difference import PeakContents, matched
-from remat_cli.units import format_bytes
+from remat_cli.units import first_of, format_bytes
 
 # The part of the plain peak below which a tensor is not kept in a baseline.
 _SMALLEST_SHARE = 100
@@ -52,9 +52,9 @@ def _tensors(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]
         if name in had and size > had[name]
     ]
     if new:
-        yield f"new at the peak: {_first(new)}"
+        yield f"new at the peak: {first_of(new, _MOST_NAMED)}"
     if grown:
-        yield f"larger at the peak: {_first(grown)}"
+        yield f"larger at the peak: {first_of(grown, _MOST_NAMED)}"
 
 
 def _ops(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]:
@@ -62,9 +62,4 @@ def _ops(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]:
     for what, sign in (("ops added", 1), ("ops gone", -1)):
         counts = [f"{abs(change):,} {kind}" for kind, change in changes.items() if change * sign > 0]
         if counts:
-            yield f"{what}: {_first(counts)}"
-
-
-def _first(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _MOST_NAMED:,} more" if len(texts) > _MOST_NAMED else ""
-    return ", ".join(texts[:_MOST_NAMED]) + more
+            yield f"{what}: {first_of(counts, _MOST_NAMED)}"

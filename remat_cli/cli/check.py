@@ -18,6 +18,7 @@ from remat_cli.cli.stdin import READ, called, in_a_call, is_stdin
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats.writing import check_writes
 from remat_cli.settings import option_of
+from remat_cli.units import counted
 
 if TYPE_CHECKING:
     from remat_cli.checks.baseline import Figures
@@ -169,7 +170,7 @@ def _write_first(project: Path, asked: Mapping[str, object], streams: Output) ->
         )
     _check_is_new(project)  # another program may have written it meanwhile
     streams.write(project, project_file.content)
-    models = "1 model" if project_file.models == 1 else f"{project_file.models} models"
+    models = counted(project_file.models, "model")
     streams.notes([f"{project}: {models}, held to what they take today by: remat check {quote(str(project))}"])
 
 

@@ -8,8 +8,11 @@ import pytest
 from remat_cli.errors import UsageError
 from remat_cli.units import (
     BudgetSpec,
+    counted,
     exact_bytes,
+    first_of,
     format_bytes,
+    format_names,
     format_rate,
     format_share,
     format_time,
@@ -278,3 +281,14 @@ def test_budgets_that_are_wrong_are_refused(text: str, message: str) -> None:
 )
 def test_a_rate_is_told_a_second_where_time_is_counted_in_seconds(rate: Fraction, unit: str, text: str) -> None:
     assert format_rate(rate, unit) == text
+
+
+def test_the_first_texts_are_joined_and_the_rest_counted() -> None:
+    texts = ["a", "b", "c"]
+    assert first_of(texts, 3) == "a, b, c"
+    assert first_of(texts, 2, "; ") == "a; b and 1 more"
+    assert format_names(texts * 1000, 1) == "'a' and 2,999 more"
+
+
+def test_a_noun_is_plural_but_after_one() -> None:
+    assert [counted(number, "plan") for number in (0, 1, 2000)] == ["0 plans", "1 plan", "2,000 plans"]

@@ -25,7 +25,7 @@ from remat_cli.formats.onnx.workspace import WITHOUT_RULE
 from remat_cli.formats.reader import Aliasing, Reading, ReadOptions
 from remat_cli.formats.source import Source
 from remat_cli.settings import Setting
-from remat_cli.units import format_bytes, format_names
+from remat_cli.units import first_of, format_bytes, format_names
 
 _SESSION = "Peaks hold with session_options(); a default session mostly takes more."
 
@@ -148,8 +148,7 @@ def _notes(model: Model, inference: ShapeInference, sized: SizedGraph, estimated
         if sized.values[name].assumed and estimated.get(one.node.name) == UNKNOWN_OP
     ]
     if assumed:
-        more = f" and {len(assumed) - _NAMED:,} more" if len(assumed) > _NAMED else ""
-        notes.append(f"assumed, as the file does not say the element type: {', '.join(assumed[:_NAMED])}{more}")
+        notes.append(f"assumed, as the file does not say the element type: {first_of(assumed, _NAMED)}")
     return notes
 
 

@@ -56,7 +56,7 @@ from remat_cli.formats.onnx.values import (
     value_type,
 )
 from remat_cli.settings import Setting
-from remat_cli.units import format_names
+from remat_cli.units import first_of, format_names
 
 if TYPE_CHECKING:
     import onnx
@@ -180,8 +180,7 @@ class ShapeInference:
                 trial._size(graph, inputs, ChainMap(), path="")
             except RematError:  # the example shapes contradict each other, so later shapes stay unknown
                 break
-        shown = [f"{name!r} ({where})" for name, where in list(places.items())[:_SHOWN]]
-        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        shown = [f"{name!r} ({where})" for name, where in places.items()]
         reason = "depend on data and are not known" if not unopened else "are not known"
         kept = (
             f"; files of external data are not opened, and hold {format_names(sorted(unopened), _NAMED)}"
@@ -190,7 +189,7 @@ class ShapeInference:
         )
         given = dict(list(examples.items())[:_SHOWN])
         return UsageError(
-            f"the shapes of these values {reason}: {', '.join(shown)}{more}{kept}",
+            f"the shapes of these values {reason}: {first_of(shown, _SHOWN)}{kept}",
             hint=(
                 *(["keep tensors under 1 KB in the model file when you save it; or "] if unopened else []),
                 "give them, such as ",

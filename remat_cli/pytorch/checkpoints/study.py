@@ -33,7 +33,7 @@ from remat_cli.pytorch.checkpoints.policy_memory import Policy, PolicyMemory
 from remat_cli.pytorch.checkpoints.words import TrainerSetting, code, saved_turns, settings
 from remat_cli.pytorch.memory.workspace import kernel_workspace
 from remat_cli.settings import option_of
-from remat_cli.units import BudgetSpec
+from remat_cli.units import BudgetSpec, first_of
 
 Result = TypeVar("Result")
 
@@ -468,9 +468,10 @@ def saved_in(policy: Policy) -> dict[str, Saved]:
 def _notes(looked: Looked, wrapped: ChosenPolicy | None) -> tuple[str, ...]:
     notes, step = [], looked.step
     if overwritten := looked.candidates.overwritten:
-        notes.append(f"not wrapped, as what they read is overwritten before they could run again: {_some(overwritten)}")
+        some = first_of(overwritten, _MANY)
+        notes.append(f"not wrapped, as what they read is overwritten before they could run again: {some}")
     if looked.failing:
-        notes.append(f"not wrapped, as the step fails with their checkpoints: {_some(looked.failing)}")
+        notes.append(f"not wrapped, as the step fails with their checkpoints: {first_of(looked.failing, _MANY)}")
     if looked.options.measurements is None:
         notes.append(
             "the free plan counts no workspace of kernels: it does with --measurements FILE of 'remat measure'"
@@ -479,12 +480,9 @@ def _notes(looked: Looked, wrapped: ChosenPolicy | None) -> tuple[str, ...]:
         notes.append("what recurrent layers keep in eager mode is known to their kernels only: peaks are understated")
     normed = _with_batch_norm(step, () if wrapped is None else wrapped.paths)
     if normed:
-        notes.append(f"checkpoints update the running statistics of batch norm twice a step: in {_some(normed)}")
+        some = first_of(normed, _MANY)
+        notes.append(f"checkpoints update the running statistics of batch norm twice a step: in {some}")
     return tuple(notes)
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:_MANY]) + (f" and {len(paths) - _MANY} more" if len(paths) > _MANY else "")
 
 
 def _with_batch_norm(step: EagerStep, paths: Sequence[str]) -> list[str]:

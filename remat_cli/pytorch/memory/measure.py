@@ -39,6 +39,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import without_modes
 from remat_cli.pytorch.unstable.ops import OpOverload, schema_of
 from remat_cli.pytorch.unstable.tensors import storage_key
+from remat_cli.units import counted
 
 _log = logging.getLogger("remat")
 
@@ -324,5 +325,5 @@ def machine(device: str) -> str:
     """
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     count = torch.get_num_threads()
-    threads = "" if device == "cuda" else f", {count} {'thread' if count == 1 else 'threads'}"
+    threads = "" if device == "cuda" else f", {counted(count, 'thread')}"
     return f"torch {torch.__version__} on {name}{threads}"

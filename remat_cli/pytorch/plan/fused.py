@@ -40,7 +40,7 @@ from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.dispatch import TorchDispatchMode, without_modes
 from remat_cli.pytorch.unstable.inductor import CompiledGraph
 from remat_cli.pytorch.unstable.ops import name_of
-from remat_cli.units import format_bytes, format_time
+from remat_cli.units import counted, format_bytes, format_time
 
 _log = logging.getLogger("remat")
 
@@ -227,7 +227,7 @@ def _corrected_plan(source: ScheduleSource, given_piece: Piece, sized: SizedJoin
     if not fitting:
         raise _above(min(compiled, key=_by_peak), budget, len(compiled))
     best = min(fitting, key=_by_overhead)
-    times = f"{len(compiled)} {'time' if len(compiled) == 1 else 'times'}"
+    times = counted(len(compiled), "time")
     words = f"{best.kernels} fused kernels, compiled {times} in {format_time(spent[COMPILING] - before, 'ns')}"
     return replace(best, planned=replace(best.planned, budget_bytes=given and budget, kernels=words))
 
@@ -249,7 +249,7 @@ def corrected_budget(asked: int, planned: int, peak: int, budget: int) -> int:
 def _above(plan: CompiledPasses, budget: int, compiled: int) -> DoesNotFit:
     peak = plan.planned.predicted_peak_bytes
     return DoesNotFit(
-        f"compiled {compiled} {'time' if compiled == 1 else 'times'}, the step peaks at {format_bytes(peak)} or more, "
+        f"compiled {counted(compiled, 'time')}, the step peaks at {format_bytes(peak)} or more, "
         f"above the budget of {format_bytes(budget)}: at kernel {plan.memory.peak_at!r}",
         hint=f"give a larger budget ({format_bytes(peak)} holds), or plan without fused=True",
     )

@@ -15,7 +15,7 @@ from remat_cli.pytorch.plan.refusals import larger_share, with_trial
 from remat_cli.pytorch.plan.region_kinds import RegionKind
 from remat_cli.pytorch.plan.region_request import RegionRequest
 from remat_cli.pytorch.plan.waiting import COMPILING
-from remat_cli.units import format_bytes, format_time
+from remat_cli.units import counted, format_bytes, format_time
 
 
 class PlanChooser:
@@ -185,7 +185,7 @@ class PlanChooser:
         with self._request.source.waiting.phase(COMPILING):
             self._compiled += kind.compile(plan_index)
         spent = self._request.source.waiting.spent_ns[COMPILING]
-        times = f"{self._compiled} {'plan' if self._compiled == 1 else 'plans'} compiled"
+        times = f"{counted(self._compiled, 'plan')} compiled"
         self.kernels = f"with fused kernels ({times} in {format_time(spent, 'ns')})"
 
     def budget_bytes(self, plan: PlannedStep, free: int) -> int:

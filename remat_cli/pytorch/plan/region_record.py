@@ -13,7 +13,7 @@ from remat_cli.pytorch.plan.given_blocks import file_of_blocks
 from remat_cli.pytorch.plan.planned_step import PlannedStep
 from remat_cli.pytorch.plan.record import PlanRecord, beyond
 from remat_cli.pytorch.plan.region_kinds import RegionKind
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import counted, format_bytes, format_share
 
 
 @dataclass(eq=False)
@@ -128,9 +128,9 @@ class RegionsRecord(PlanRecord):
         hosted = hosted and f", {hosted} on the host between passes"
         rest = f"{self.kernels and f', {self.kernels}'}{self.update and f'; {self.update}'}"
         return (
-            f"{len(self.points)} regions ({_kinds(self.kinds)}) within {format_bytes(self.budget_bytes)}: predicted "
-            f"peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more time in "
-            f"regions{hosted}{rest}; what lies between them runs as eager"
+            f"{len(self.points)} regions ({counted(self.kinds, 'kind')}) within {format_bytes(self.budget_bytes)}: "
+            f"predicted peak of the step {format_bytes(self.predicted_peak_bytes)}, {format_share(self.overhead)} more "
+            f"time in regions{hosted}{rest}; what lies between them runs as eager"
         )
 
     def __str__(self) -> str:
@@ -156,7 +156,3 @@ class RegionsRecord(PlanRecord):
             )
         lines += [f"    {path} is left to eager: {why}" for path, why in self.left.items()]
         return "\n".join([*lines, *self._lines_on_unplanned()])
-
-
-def _kinds(count: int) -> str:
-    return f"{count} {'kind' if count == 1 else 'kinds'}"

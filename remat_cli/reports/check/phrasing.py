@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from remat_cli.checks.check import CheckOutcome, Verdict
 from remat_cli.reports.safe_text import clean
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import counted, format_bytes, format_share
 
 # the change of the plain peak since the baseline
 _CHANGE = "change"
@@ -30,16 +30,16 @@ _HEADINGS = (_EAGER, "plain peak", _CHANGE, "limit", "plan", _ARENA, "overhead")
 def conclusion(outcomes: Sequence[CheckOutcome]) -> str:
     """State the conclusion of a whole check in one sentence."""
     total = len(outcomes)
-    models = "1 model" if total == 1 else f"{total} models"
+    models = counted(total, "model")
     counts = Counter(outcome.verdict for outcome in outcomes)
     if counts[Verdict.HOLDS] == total:
         return "The model holds." if total == 1 else f"All {models} hold."
-    counted = [
+    endings = [
         (counts[verdict], one if counts[verdict] == 1 else several)
         for verdict, (one, several) in ENDINGS.items()
         if counts[verdict]
     ]
-    (first, ending), *others = counted
+    (first, ending), *others = endings
     return ", ".join([f"{first} of {models} {ending}", *(f"{count} {said}" for count, said in others)]) + "."
 
 

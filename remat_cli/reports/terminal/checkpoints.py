@@ -14,7 +14,7 @@ from remat_cli.pytorch.checkpoints import CheckpointPlanning, ChosenPolicy
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import graph_title
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import counted, format_bytes, format_share
 
 _MOST_RANGES = 12
 
@@ -54,7 +54,7 @@ def _verdict(planning: CheckpointPlanning) -> str:
         return f"{why} {budget}."
     if not wrapped.paths:
         return f"The step fits {budget} without checkpoints."
-    count = f"{len(wrapped.paths)} module{'s' if len(wrapped.paths) > 1 else ''}"
+    count = counted(len(wrapped.paths), "module")
     text = f"Checkpoints of {count} fit {budget}, at {format_share(planning.overhead(wrapped.trace.time))} more time"
     if wrapped.proven:
         return f"{text}; no other choice takes less."

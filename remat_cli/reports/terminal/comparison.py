@@ -7,7 +7,7 @@ from remat_cli.core.solve import share_over
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.timeline import Run
 from remat_cli.reports.transfers import LINK, queues
-from remat_cli.units import format_bytes, format_share, format_time
+from remat_cli.units import counted, format_bytes, format_share, format_time
 
 Row = list[Cell]
 
@@ -85,4 +85,4 @@ def _recomputed(run: Run) -> str:
     if runs == 0:
         return "nothing recomputed"
     ops = run.trace.recomputed_ops
-    return f"{ops:,} {'op' if ops == 1 else 'ops'} recomputed, {runs:,} extra {'run' if runs == 1 else 'runs'}"
+    return f"{counted(ops, 'op')} recomputed, {counted(runs, 'extra run')}"

@@ -11,7 +11,7 @@ from remat_cli.pytorch.checkpoints import ChosenPolicy, PolicyPlanning, saved_tu
 from remat_cli.reports.safe_text import Report, Verbatim, clean
 from remat_cli.reports.terminal.checkpoints import least_in_words, ranges, subject_facts, table_beside_free
 from remat_cli.reports.terminal.layout import bullets, indented, section
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import counted, first_of, format_bytes, format_share
 
 _MOST_CALLS = 6
 
@@ -39,8 +39,7 @@ def _verdict(planning: PolicyPlanning) -> str:
         return f"No policy fits {budget}." if planning.none_fits else f"No policy was found that fits {budget}."
     if not chosen.policy.blocks:
         return f"The step fits {budget} without checkpoints."
-    count = len(chosen.policy.paths)
-    text = f"Selective checkpoints of {count} block{'s' if count > 1 else ''} fit {budget}, at "
+    text = f"Selective checkpoints of {counted(len(chosen.policy.paths), 'block')} fit {budget}, at "
     text += f"{format_share(modules.overhead(chosen.trace.time))} more time"
     if chosen.proven:
         return f"{text}; no other policy takes less."
@@ -86,5 +85,4 @@ def _calls(turns: Mapping[str, set[int]]) -> str:
     if not turns:
         return "saves nothing"
     said = [f"{function} {', '.join(map(str, sorted(turns[function])))}" for function in sorted(turns)]
-    more = f" and {len(said) - _MOST_CALLS} more" if len(said) > _MOST_CALLS else ""
-    return clean(f"saves {'; '.join(said[:_MOST_CALLS])}{more}")
+    return clean(f"saves {first_of(said, _MOST_CALLS, '; ')}")

@@ -25,7 +25,7 @@ from remat_cli.reports.terminal.curve_chart import CurveChart
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, eager_fact, graph_title, notes_section
 from remat_cli.studies.sweep import Curve, Point, Sweep
-from remat_cli.units import format_bytes, format_share
+from remat_cli.units import counted, format_bytes, format_share
 
 # A table with a column for each planner is cut to fit 80 columns: this is its width without those columns and the last.
 _WIDTH, _FIRST_COLUMNS = 80, 24
@@ -71,7 +71,7 @@ def sweep_report(sweep: Sweep, prepared: Prepared, eager_peak_bytes: int | None 
 
 def _verdict(sweep: Sweep) -> str:
     budgets = len(sweep.budgets)
-    asked = f"{budgets} {'budget' if budgets == 1 else 'budgets'}"
+    asked = counted(budgets, "budget")
     planned = {point.budget_bytes for point in sweep.points if point.trace is not None and not point.asked_for_smallest}
     begun = "Interrupted. " if sweep.interrupted else ""
     if not any(point.trace is not None for point in sweep.points):
