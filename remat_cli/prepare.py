@@ -461,7 +461,7 @@ def _with_update(draft: Draft, reading: Reading, known: _Known, *, after_backwar
         parameters = [name for name in graph.residents if graph.tensors[name].resident is Residency.PARAMETER]
         gradient_of = {name: gradient_of[name] for name in parameters if gradient_of.get(name) in graph.producer}
         frozen = tuple(name for name in parameters if name not in gradient_of)
-    if not gradient_of or known.optimizer is None:
+    if known.optimizer is None or (not gradient_of and not any(op.writes for op in graph.ops)):
         raise UsageError(
             ("no parameter of graph ", repr(graph.name), " is known to have a gradient, so there is nothing to update"),
             hint='give a file that tells parameters apart, such as ONNX; or name "residents" in a JSON graph',

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from remat_cli.core.arena import AT_START, Address, Arena, Bank
 from remat_cli.core.buffers import Buffer
 from remat_cli.core.graph import Graph, Op
-from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule
+from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, inputs_at_start
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Needed:
 def needed_by(graph: Graph, schedule: Schedule) -> Needed:
     """Return the buffers of a valid schedule, without empty buffers."""
     growing = _Growing()
-    for name in graph.inputs:
+    for name in inputs_at_start(graph, schedule):
         growing.begin(AT_START, name, graph.tensors[name].bytes)
     for index, step in enumerate(schedule.steps):
         match step:

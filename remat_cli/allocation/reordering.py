@@ -95,4 +95,5 @@ def _is_possible(graph: Graph, order: Sequence[str]) -> bool:
         if not there.issuperset(op.inputs):
             return False
         there.update(op.outputs)
+        there.difference_update(op.writes)  # the old value is gone
     return True

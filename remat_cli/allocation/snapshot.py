@@ -17,7 +17,7 @@ from remat_cli.allocation.of_schedule import arena_of
 from remat_cli.allocation.portfolio import limits_of
 from remat_cli.core.arena import AT_START, Arena
 from remat_cli.core.graph import Graph, Op
-from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
+from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule, inputs_at_start
 
 # Addresses of the two segments: as on a device, and far enough apart.
 _RESIDENT_AT, _ARENA_AT = 0x7000_0000_0000, 0x7800_0000_0000
@@ -40,7 +40,7 @@ def snapshot_bytes(graph: Graph, schedule: Schedule, times: Sequence[int], arena
         _, arena = arena_of(graph, schedule, limits_of(_SECONDS, cores=1))
     assert arena is not None, "without a capacity, any search finds offsets"
     recorder = _Recorder(graph, times, arena)
-    recorder.begin()
+    recorder.begin(inputs_at_start(graph, schedule))
     for index, step in enumerate(schedule.steps):
         recorder.begin_step(index)
         match step:
@@ -91,8 +91,8 @@ class _Recorder:
         self._handed_on: dict[str, int] = {}  # addresses by the outputs of in-place steps
         self._resident: _Block | None = None
 
-    def begin(self) -> None:
-        """Allocate the tensors that exist before the first step."""
+    def begin(self, inputs: Sequence[str]) -> None:
+        """Allocate the tensors that exist before the first step: resident bytes, and graph inputs."""
         if self._graph.resident_bytes:
             self._note("segment_alloc", _RESIDENT_AT, self._graph.resident_bytes, ())
             frames = (_frame("resident: parameters, gradients, optimizer state"),)
@@ -100,7 +100,7 @@ class _Recorder:
             self._note("alloc", _RESIDENT_AT, self._graph.resident_bytes, frames)
         if self._size:
             self._note("segment_alloc", _ARENA_AT, self._size, ())
-        for name in self._graph.inputs:
+        for name in inputs:
             self.allocate(name)
 
     def begin_step(self, index: int) -> None:

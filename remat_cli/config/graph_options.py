@@ -65,7 +65,7 @@ class GraphOptions(ReadOptions):
     )
     update: bool = setting(False, "Plan the optimizer's update, too: gradients are freed by it.")
     update_after_backward: bool = setting(
-        False, "Update only when all gradients are there, as clipping by their norm needs it.", needs="update"
+        False, "Update only when all gradients are there, as clipping by their norm needs it."
     )
     accumulate: bool = setting(False, "A PyTorch step adds to gradients that are there before.")
     ranks: int | None = setting(None, "Shard parameters over so many ranks, as FSDP.", metavar="N", parse=_ranks)
@@ -95,6 +95,10 @@ class GraphOptions(ReadOptions):
             load_measurements(Path(self.measurements))
         if self.link_bandwidth is not None and parse_rate(said := str(self.link_bandwidth)) <= 0:
             raise UsageError(f"a link bandwidth of {said!r}: it must be above 0", hint="write it like 12GB/s")
+        if self.update_after_backward and not self.update:
+            raise UsageError(
+                (Setting("update_after_backward"), " has no meaning without ", Setting("update")), hint="give both"
+            )
         if self.ranks is not None and self.ranks < _FEWEST_RANKS:
             raise UsageError(
                 (Setting("ranks", self.ranks), ": there is nothing to shard"),

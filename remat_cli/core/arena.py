@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from remat_cli.core.graph import Graph, Op
-from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule
+from remat_cli.core.schedule import Compute, Free, Inplace, Prefetch, Schedule, inputs_at_start
 from remat_cli.errors import InvalidSchedule
 
 # The alignment that processors and runtimes usually ask for: a cache line.
@@ -112,7 +112,7 @@ def check_arena(graph: Graph, schedule: Schedule, arena: Arena) -> None:
     """
     rooms = _rooms(arena)
     block = _Block(arena, rooms, _offsets(arena, rooms))
-    for name in graph.inputs:
+    for name in inputs_at_start(graph, schedule):
         block.place(AT_START, name, graph.tensors[name].bytes)
     for index, step in enumerate(schedule.steps):
         match step:

@@ -141,6 +141,13 @@ def renamed(schedule: Schedule, graph: Graph, other: Graph) -> Schedule | None:
     return Schedule(tuple(steps), tuple(tensors[name] for name in schedule.on_host))
 
 
+def inputs_at_start(graph: Graph, schedule: Schedule) -> tuple[str, ...]:
+    """Return the graph inputs in device memory before the first step: all but residents on the host."""
+    if not schedule.on_host:
+        return graph.inputs
+    return tuple(name for name in graph.inputs if name not in schedule.on_host)
+
+
 def changes(graph: Graph, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tensors that a step adds to device memory, and those that it removes."""
     match step:

@@ -20,6 +20,7 @@ from remat_cli.formats.user_files import check_user_files
 from remat_cli.formats.writing import check_writes, write_file
 from remat_cli.planning.given import Given
 from remat_cli.planning.overhead import within_overhead
+from remat_cli.planning.parts import parts_summary
 from remat_cli.planning.refusal import with_closest
 from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
@@ -111,6 +112,13 @@ class Planning:
         check_user_files(writes)
         write_file(Path(path), self.schedule_file)
 
+    @property
+    def _parts(self) -> Summary:
+        """The parts of the plan's memory; nothing without a plan, or residents."""
+        if self.schedule is None or self.trace is None:
+            return {}
+        return parts_summary(self.solution.problem.graph, self.schedule, self.trace)
+
     def summary(self) -> Summary:
         """Return the JSON values that `remat plan --json` prints.
 
@@ -120,6 +128,7 @@ class Planning:
             "graph": graph_summary(self.prepared),
             "planner": self.planner.record,
             **solution_summary(self.solution),
+            **self._parts,
             "notes": list(self.prepared.notes),
         }
 

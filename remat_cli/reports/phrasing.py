@@ -112,13 +112,18 @@ def reasons(solution: Solution) -> list[str]:
     if solution.trace is not None:
         return []
     graph, budget = solution.problem.graph, solution.problem.budget.device_bytes
-    if budget < graph.fixed_bytes:
+    moved = solution.problem.offload and bool(graph.residents)
+    always = graph.fixed_bytes - (sum(graph.tensors[name].bytes for name in graph.residents) if moved else 0)
+    if budget < always:
+        stay = " that moves nothing to the host" if graph.residents and not moved else ""
         return [
-            f"{format_bytes(graph.fixed_bytes)} are there from start to end whatever the plan "
+            f"{format_bytes(always)} are there from start to end whatever the plan{stay} "
             f"({resident_in_words(graph)}, graph inputs): more than the budget before any op runs."
         ]
     if budget < solution.working_set.bytes:
-        return [f"{working_set_in_words(graph, solution.working_set)} No plan in any order can have a lower peak."]
+        without = " without transfers" if graph.residents and not moved else ""
+        needed = working_set_in_words(graph, solution.working_set)
+        return [f"{needed} No plan in any order{without} can have a lower peak."]
     return [_sentence(clean(solution.result.reason))] if solution.result.reason else []
 
 
@@ -178,7 +183,11 @@ def working_set_in_words(graph: Graph, working_set: WorkingSet) -> str:
     )
     more = len(working_set.tensors) - _LARGEST_SHOWN
     tensors = f" ({shown}{f' and {more} more' if more > 0 else ''})" if shown else ""
-    fixed = f" next to {format_bytes(graph.fixed_bytes)} that are always there" if graph.fixed_bytes else ""
+    bytes_of = {name: graph.tensors[name].bytes for name in graph.residents}
+    always = graph.fixed_bytes - sum(bytes_of.values())
+    fixed = f" next to {format_bytes(always)} that are always there" if always else ""
+    if bytes_of:
+        fixed += ", and parameters and state that are on the device then"
     if working_set.op is None:
         return f"At the end all outputs are there together{tensors}{fixed}: {format_bytes(working_set.bytes)}."
     op = shorten(working_set.op, _LONGEST_NAME)
@@ -201,6 +210,8 @@ def remedies(solution: Solution, optimizer: str | None) -> list[str]:
     advice = [*([meant] if meant else []), _budget_that_fits(solution)]
     if solution.problem.budget.device_bytes < solution.working_set.bytes:
         dims = option_of("dims")
+        if solution.problem.graph.residents and not solution.problem.offload:
+            advice.append("Let parameters and optimizer state wait on the host (--offload).")
         advice.append(f"Make the tensors smaller: a smaller batch or shorter sequence ({dims}), a narrower data type.")
         if optimizer not in (None, "sgd"):
             stateless = on_command_line(Setting("optimizer", "sgd"))

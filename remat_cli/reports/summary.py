@@ -17,6 +17,7 @@ from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.formats.schedule_json import ScheduleFile, scope_columns
 from remat_cli.planners import PLANNERS
 from remat_cli.planning import Planning
+from remat_cli.planning.parts import parts_summary
 from remat_cli.planning.summary import Summary, graph_summary, trace_summary, working_set_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.peak import tensors_at_peak
@@ -31,10 +32,11 @@ def inspect_summary(prepared: Prepared) -> Summary:
     """Return the summary of `remat inspect`."""
     graph, kept = prepared.graph, prepared.kept
     plain, working_set = Run.plain(graph), largest_working_set(graph)
-    backward = sum(1 for op in graph.ops if op.phase is Phase.BACKWARD)
+    counts = Counter(op.phase for op in graph.ops)
+    updates = {"update": counts[Phase.UPDATE]} if counts[Phase.UPDATE] else {}
     return {
         "graph": graph_summary(prepared),
-        "ops": {"forward": len(graph.ops) - backward, "backward": backward},
+        "ops": {"forward": counts[Phase.FORWARD], "backward": counts[Phase.BACKWARD], **updates},
         "types": dict(Counter(op.type for op in graph.ops)),
         "tensors": len(graph.tensors),
         "views": sum(1 for tensor in graph.tensors.values() if tensor.view_of is not None),
@@ -50,6 +52,7 @@ def inspect_summary(prepared: Prepared) -> Summary:
             "by_module": [asdict(part) for part in kept_by_module(graph, kept)],
         },
         "plain": {"peak_bytes": plain.trace.peak_bytes, "time": plain.trace.time, "op_at_peak": plain.peak_op},
+        **parts_summary(graph, plain.schedule, plain.trace),
         "at_peak": _at_peak(plain),
         "working_set": working_set_summary(working_set),
         "session": prepared.session or None,

@@ -97,23 +97,41 @@ class Run:
         return next((index for index, phase in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
+    def first_update(self) -> int | None:
+        """Index of the first step of the updates that follow the backward pass."""
+        first = None
+        for index, op in reversed(self.computes):
+            if self.graph.op[op].phase is not Phase.UPDATE:
+                return first
+            first = index
+        return first
+
+    @cached_property
+    def moved_residents(self) -> frozenset[str]:
+        """Residents that leave the device, or wait on the host."""
+        moved = {step.tensor for step in self.schedule.steps if isinstance(step, Prefetch)}
+        return frozenset(name for name in self.graph.residents if name in moved or name in self.schedule.on_host)
+
+    @cached_property
     def lifetimes(self) -> Mapping[str, tuple[Lifetime, ...]]:
-        """The stays of each tensor in memory, without graph inputs."""
+        """The stays of each tensor in memory, without graph inputs that stay."""
         return self.stays_of(self.graph.tensors)
 
     def stays_of(self, names: Collection[str]) -> dict[str, tuple[Lifetime, ...]]:
-        """Return the stays of these tensors in memory; graph inputs have none."""
+        """Return the stays of these tensors in memory; graph inputs that stay have none."""
         steps = self.schedule.steps
-        names = self.graph.producer.keys() & names
+        residents = self.moved_residents.intersection(names)
+        names = (self.graph.producer.keys() & names) | residents
         # Most steps do not concern any of a few tensors, which this shows at once.
-        makers = {self.graph.producer[name].name for name in names}
+        makers = {self.graph.producer[name].name for name in names - residents}
         makers.update(op.name for op in self.graph.ops if op.inplace in names)
         stays: dict[str, list[Lifetime]] = {}
-        since: dict[str, int] = {}
+        since = dict.fromkeys(residents.difference(self.schedule.on_host), -1)
 
         def leave(name: str, index: int) -> None:
             start = since.pop(name)
-            stays.setdefault(name, []).append(Lifetime(start, index, fetched=isinstance(steps[start], Prefetch)))
+            fetched = start >= 0 and isinstance(steps[start], Prefetch)
+            stays.setdefault(name, []).append(Lifetime(max(0, start), index, fetched=fetched))
 
         for index, step in enumerate(steps):
             if (step.op not in makers) if isinstance(step, (Compute, Inplace)) else (step.tensor not in names):

@@ -43,13 +43,21 @@ def moved_tensors(run: Run) -> list[Moved]:
         copies[transfer.tensor] = copies.get(transfer.tensor, 0) + 1
     stays = run.stays_of(copies)
     moved = [
-        Moved(name, run.graph.tensors[name].bytes, count, _away(stays.get(name, ()))) for name, count in copies.items()
+        Moved(name, run.graph.tensors[name].bytes, count, _away(stays.get(name, ()), _ends_of(run, name)))
+        for name, count in copies.items()
     ]
     return sorted(moved, key=lambda tensor: (-tensor.bytes, tensor.name))
 
 
-def _away(stays: Sequence[Lifetime]) -> tuple[Lifetime, ...]:
-    return tuple(Lifetime(gone.end, back.start) for gone, back in pairwise(stays) if back.fetched)
+def _ends_of(run: Run, name: str) -> tuple[Lifetime, ...]:
+    """Return the start and the end of the step for a resident that is on the host then."""
+    steps = len(run.schedule.steps)
+    return (Lifetime(0, 0), Lifetime(steps, steps)) if name in run.schedule.on_host else ()
+
+
+def _away(stays: Sequence[Lifetime], ends: Sequence[Lifetime]) -> tuple[Lifetime, ...]:
+    spans = [*ends[:1], *stays, *ends[1:]]
+    return tuple(Lifetime(gone.end, back.start) for gone, back in pairwise(spans) if back.fetched or back in ends[1:])
 
 
 def queues(run: Run) -> Mapping[str, Sequence[Transfer]]:

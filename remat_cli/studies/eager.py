@@ -165,7 +165,9 @@ def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerRepla
     )
     # The gradients from before are in the step; what is measured or split is known of the captured step.
     cost_model = None if options.cost_model == "measured" else options.cost_model
-    alone = replace(options, accumulate=False, measurements=None, cost_model=cost_model, parts={}, strict=False)
+    alone = replace(
+        options, accumulate=False, update=False, measurements=None, cost_model=cost_model, parts={}, strict=False
+    )
     workspace = Measurements({}, {**kernel_workspace(step.calls_alone), **step.workspace_bytes})
     prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone, measured=workspace)
     trace = simulate(prepared.graph, step.schedule)

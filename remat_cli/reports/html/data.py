@@ -55,7 +55,7 @@ def _ops(graph: Graph) -> dict[str, Any]:
         "types": types,
         "type": type_numbers,
         "time": [op.time for op in graph.ops],
-        "backward": [int(op.phase is Phase.BACKWARD) for op in graph.ops],
+        "backward": [int(op.phase is not Phase.FORWARD) for op in graph.ops],
     }
 
 

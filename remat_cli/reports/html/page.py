@@ -35,7 +35,15 @@ from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.terminal.comparison import Row, comparison_rows
 from remat_cli.reports.terminal.layout import Cell
 from remat_cli.reports.terminal.memory_chart import largest_per_column
-from remat_cli.reports.terminal.plan import claim_facts, graph_title, link_facts, plan_facts, plan_rows, shown_run
+from remat_cli.reports.terminal.plan import (
+    claim_facts,
+    graph_title,
+    link_facts,
+    part_rows,
+    plan_facts,
+    plan_rows,
+    shown_run,
+)
 from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.units import format_bytes, format_share, format_time
@@ -192,7 +200,7 @@ def html_bytes(page: Page) -> bytes:
         "still": _still(page),
         "arena": arena_section(page.run, page.arena),
         "overhead": _overhead(page.run),
-        "largest": _largest(page.plain, page.run),
+        "largest": _parts(page.plain, page.run) + _largest(page.plain, page.run),
         "moved": _moved(page.run),
         "notes": _bullets("Notes", [clean(note) for note in page.notes]),
         "version": __version__,
@@ -315,6 +323,15 @@ def _share_bar(share: float) -> str:
     )
 
 
+def _parts(plain: Run, run: Run | None) -> str:
+    """Return the memory of a step with residents by part, if it is one."""
+    headers, rows = part_rows([plain] if run is None else [plain, run])
+    if not rows:
+        return ""
+    table = _table(headers, rows, right=tuple(range(1, len(headers))))
+    return f'<section class="card" id="parts"><h2>Memory by part</h2>{table}</section>'
+
+
 def _largest(plain: Run, run: Run | None) -> str:
     """Return the tensors at the plain run's peak, and their fate."""
     graph, tensors = plain.graph, tensors_at_peak(plain, run)
@@ -336,7 +353,9 @@ def _largest(plain: Run, run: Run | None) -> str:
     parts = [f"and {len(rest):,} more, {format_bytes(sum(tensor.bytes for tensor in rest))}"] if rest else []
     if graph.fixed_bytes:
         resident = phrasing.resident_in_words(graph)
-        parts.append(f"{format_bytes(graph.fixed_bytes)} are always there ({resident}, inputs)")
+        moved = run is not None and run.moved_residents
+        there = "are there in the plain run" if moved else "are always there"
+        parts.append(f"{format_bytes(graph.fixed_bytes)} {there} ({resident}, inputs)")
     if run is not None:
         parts.append(f"of all {len(tensors):,} tensors: {count_fates(tensors)}")
     more = f"<p class=more>{_text('; '.join(parts))}</p>" if parts else ""

@@ -166,16 +166,17 @@ class MemoryTimeline:
 
     def _axis(self, width: int, gutter: int) -> Iterator[Text]:
         """Draw the time axis: start of the backward pass, reruns, total time."""
-        backward = self.run.first_backward
-        boundary = 0 if backward is None else int(_columns(self.run, self.total, width)[0][backward + 1])
-        rule = "─" * boundary + "┴" + "─" * (width - boundary - 1) if boundary else "─" * width
+        firsts = [first for first in (self.run.first_backward, self.run.first_update) if first is not None]
+        columns = _columns(self.run, self.total, width)[0] if firsts else ()
+        boundaries = [int(columns[first + 1]) for first in firsts]
+        rule = "".join("┴" if column and column in boundaries else "─" for column in range(width))
         yield _line("0 B", gutter, "└", Text(rule, QUIET_STYLE))
         if self.run.recomputing:
             again = [Lifetime(index, index + 1) for index in self.run.recomputing]
             yield _line("again", gutter, " ", marks(self.run, again, self.total, width, absent=" ", style=AGAIN_STYLE))
         for direction, transfers in self._queues.items():
             yield _line(direction, gutter, " ", _use(busy_shares(transfers, self.total, width)))
-        yield _line("", gutter, " ", Text(_axis_labels(width, boundary, self._end()), QUIET_STYLE))
+        yield _line("", gutter, " ", Text(_axis_labels(width, boundaries, self._end()), QUIET_STYLE))
 
     def _end(self) -> str:
         """Return the label of the axis' end."""
@@ -222,9 +223,14 @@ def _use(shares: Iterable[float]) -> Text:
     return Text("".join(_FULL if height >= 8 else _EIGHTHS[height] for height in eighths), LINK_STYLE)
 
 
-def _axis_labels(width: int, boundary: int, end: str) -> str:
-    """Return `end` on the right, and the passes' names if they fit."""
-    passes = f"{'forward':<{boundary}}backward" if boundary > len("forward") else ""
+def _axis_labels(width: int, boundaries: Sequence[int], end: str) -> str:
+    """Return `end` on the right, and the names of the passes and of the update if they fit."""
+    passes = ""
+    if boundaries and boundaries[0] > len("forward"):
+        passes = f"{'forward':<{boundaries[0]}}backward"
+        for boundary in boundaries[1:]:
+            if boundary > len(passes) and boundary + len("update") + 2 + len(end) <= width:
+                passes = f"{passes:<{boundary}}update"
     if len(passes) + 2 + len(end) > width:
         passes = ""
     return passes + end.rjust(width - len(passes))

@@ -73,12 +73,15 @@ class PeakTable:
         """Return rows for the rest of the peak: name, size, remark."""
         graph, peak = self.plain.graph, self.plain.trace.peak_bytes
         others = sum(tensor.bytes for tensor in rest)
+        residents = sum(graph.tensors[name].bytes for name in graph.residents)
+        moves = self.plan is not None and self.plan.moved_residents
         workspace = peak - graph.fixed_bytes - sum(tensor.bytes for tensor in self._tensors)
         parts = [
             (f"and {len(rest):,} more", others, ""),
             ("workspace", workspace, ""),
             ("resident bytes", graph.resident_bytes, "always there"),
-            ("graph inputs", graph.fixed_bytes - graph.resident_bytes, "always there"),
+            ("parameters and state", residents, "some on the host" if moves else "always there"),
+            ("graph inputs", graph.fixed_bytes - graph.resident_bytes - residents, "always there"),
         ]
         return [
             (name, format_bytes(size), about or (format_share(size / peak) if self.plan is None else ""))

@@ -21,6 +21,7 @@ from remat_cli.core.solve import Solution
 from remat_cli.formats.schedule_json import ScheduleFile
 from remat_cli.planners import PLANNERS
 from remat_cli.planning import Planning
+from remat_cli.planning.parts import PARTS, memory_parts
 from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
 from remat_cli.reports.safe_text import Name, Report, clean, shorten, shorten_path
@@ -137,8 +138,30 @@ def _findings(solution: Solution, shown: ReportOptions, *, estimated: bool) -> l
     elif shown.timeline and run is not None:
         parts.append(_chart(MemoryTimeline(run, behind=plain, budget_bytes=budget), name, "plain run"))
     if shown.largest and run is not None:
-        parts += [_peak(plain, run, shown.largest), *_moved(run)]
+        parts += [*_by_part([plain, run]), _peak(plain, run, shown.largest), *_moved(run)]
     return parts
+
+
+def _by_part(runs: Sequence[Run]) -> list[RenderableType]:
+    headers, rows = part_rows(runs)
+    return [section("Memory by part", columns(headers, rows, right=tuple(range(1, len(headers)))))] if rows else []
+
+
+def part_rows(runs: Sequence[Run]) -> tuple[Sequence[str], list[Row]]:
+    """Return parameters, gradients, optimizer state and activations of runs, as a table; no rows without residents."""
+    parts = [memory_parts(run.graph, run.schedule, run.trace) for run in runs]
+    if not all(parts):
+        return (), []
+    of_runs = ["at the peak", "at most"] if len(runs) == 1 else ["plain peak", "at most", "the plan's peak", "at most"]
+    rows: list[Row] = []
+    for part in PARTS:
+        sizes = [
+            size
+            for run, of_run in zip(runs, parts, strict=True)
+            for size in (of_run[part][run.trace.peak_step + 1], max(of_run[part]))
+        ]
+        rows.append([part, *map(format_bytes, sizes)])
+    return ["", *of_runs], rows
 
 
 def _comparison(name: str, rows: Sequence[Row]) -> RenderableType:
@@ -346,20 +369,21 @@ def inspect_report(
         parts.append(_chart(MemoryTimeline(plain), "plain run"))
     if shown.largest and eager is None:
         kept = () if prepared.kept is None else kept_by_module(graph, prepared.kept)
-        parts += [_peak(plain, None, shown.largest), *_kept_by_module(kept, shown.largest)]
+        parts += [*_by_part([plain]), _peak(plain, None, shown.largest), *_kept_by_module(kept, shown.largest)]
     spent = _spent(phrasing.time_spent(seconds or {}, phrasing.LONG_LOOK_SECONDS))
     return Report(*parts, section("Room for a plan", bullets(room)), *spent, *notes_section(prepared.notes))
 
 
 def _counts(graph: Graph) -> list[tuple[str, Cell]]:
-    backward = sum(1 for op in graph.ops if op.phase is Phase.BACKWARD)
+    counts = Counter(op.phase for op in graph.ops)
+    passes = [f"{counts[phase]:,} {phase}" for phase in Phase if counts[phase]]
     views = sum(1 for tensor in graph.tensors.values() if tensor.view_of is not None)
     types = Counter(op.type or "without a type" for op in graph.ops)
     common = [f"{shorten(type_, _LONGEST_TYPE)} {count:,}" for type_, count in types.most_common(_MOST_TYPES)]
     if len(types) > _MOST_TYPES:
         common.append(f"{len(types) - _MOST_TYPES:,} more types")
     return [
-        ("ops", f"{len(graph.ops) - backward:,} forward, {backward:,} backward" if backward else f"{len(graph.ops):,}"),
+        ("ops", ", ".join(passes) if counts[Phase.BACKWARD] else f"{len(graph.ops):,}"),
         ("types", ", ".join(common)),
         ("tensors", f"{len(graph.tensors):,}" + (f", {views:,} of them views" if views else "")),
     ]
@@ -370,9 +394,11 @@ def _sizes(prepared: Prepared) -> list[Row]:
     written = dict.fromkeys(Phase, 0)
     for name, op in graph.producer.items():
         written[op.phase] += graph.tensors[name].bytes
+    state = sum(graph.tensors[name].bytes for name in graph.residents)
     rows: list[Row] = [
         ["resident", format_bytes(graph.resident_bytes), _resident(prepared)],
-        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes), _inputs(prepared)],
+        *_resident_rows(state),
+        ["graph inputs", format_bytes(graph.fixed_bytes - graph.resident_bytes - state), _inputs(prepared)],
         ["activations", format_bytes(written[Phase.FORWARD]), "all that forward ops make"],
     ]
     if written[Phase.BACKWARD]:
@@ -381,6 +407,11 @@ def _sizes(prepared: Prepared) -> list[Row]:
         parts = f"floats {format_bytes(kept.float_bytes)}, indices and masks {format_bytes(kept.integer_bytes)}"
         rows.append(["kept for backward", format_bytes(kept.float_bytes + kept.integer_bytes), parts])
     return rows
+
+
+def _resident_rows(size: int) -> list[Row]:
+    what = "parameters and optimizer state, which may wait on the host"
+    return [["residents", format_bytes(size), what]] if size else []
 
 
 def _kept_by_module(parts: Sequence[KeptOfModule], most: int) -> list[RenderableType]:
@@ -415,10 +446,14 @@ def _resident(prepared: Prepared) -> str:
     """Return the content of resident bytes, as far as known."""
     if not prepared.parameter_bytes:
         return phrasing.resident_in_words(prepared.graph)
+    if _is_captured(prepared.graph) and prepared.graph.residents:
+        return "unread parameters"
     if _is_captured(prepared.graph):
         return f"state of optimizer {clean(prepared.optimizer or '')}, unread parameters"
     if prepared.options.ranks is not None:
         return f"optimizer {clean(prepared.optimizer or '')} of this rank's shards, constants"
+    if prepared.graph.residents:
+        return "constants"
     parameters = f"parameters {format_bytes(prepared.parameter_bytes)}"
     if prepared.optimizer is None:
         return f"{parameters}, constants"
@@ -426,7 +461,7 @@ def _resident(prepared: Prepared) -> str:
 
 
 def _inputs(prepared: Prepared) -> str:
-    if prepared.parameter_bytes and _is_captured(prepared.graph):
+    if prepared.parameter_bytes and _is_captured(prepared.graph) and not prepared.graph.residents:
         return f"always in memory; trained parameters {format_bytes(prepared.parameter_bytes)}"
     return "in memory from start to end"
 

@@ -137,6 +137,8 @@ def _flows(run: Run) -> Iterator[Event]:
         if transfer.direction is Direction.TO_HOST:
             left[transfer.tensor] = transfer
             continue
+        if transfer.tensor not in left:  # a resident that was on the host at the start
+            continue
         number += 1
         common = {"pid": _PROCESS, "name": transfer.tensor, "cat": "offload", "id": number}
         gone = left[transfer.tensor]

@@ -11,7 +11,17 @@ from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, with_frees
 from remat_cli.core.simulate import simulate
 from remat_cli.reports.timeline import Lifetime, Run
-from tests.graphs import chain, compute_sequences, graph_of, in_place, multi_output, op, small_graphs, training_chain
+from tests.graphs import (
+    chain,
+    compute_sequences,
+    graph_of,
+    in_place,
+    multi_output,
+    op,
+    small_graphs,
+    training_chain,
+    updating_chain,
+)
 
 
 @given(st.data())
@@ -102,3 +112,34 @@ def test_the_stays_of_some_tensors_are_those_among_all(data: st.DataObject) -> N
     run = Run(graph, schedule, simulate(graph, schedule))
     names = data.draw(st.sets(st.sampled_from(sorted(graph.tensors))))
     assert run.stays_of(names) == {name: stays for name, stays in run.lifetimes.items() if name in names}
+
+
+def moving() -> Run:
+    """A step whose state `s1` is on the host but for its update."""
+    graph = updating_chain(1)
+    before = with_frees(graph, ("f1", "loss", "b1", "u1")).steps[:-2]
+    moves = Prefetch("s1"), Wait("s1"), Compute("u1"), Free("dw1"), Offload("s1"), Wait("s1"), Free("s1")
+    schedule = Schedule((*before, *moves), ("s1",))
+    return Run(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+
+
+def test_moved_residents_have_stays_and_others_have_none() -> None:
+    run = moving()
+    fetched = run.schedule.steps.index(Prefetch("s1"))
+    assert run.moved_residents == {"s1"}
+    assert run.stays_of({"s1", "w1"}) == {"s1": (Lifetime(fetched, len(run.schedule.steps) - 1, fetched=True),)}
+
+
+def test_resident_that_leaves_in_the_step_is_there_at_both_ends() -> None:
+    graph = updating_chain(1)
+    away = Offload("s1"), Wait("s1"), Free("s1"), Compute("f1"), Prefetch("s1"), Wait("s1")
+    schedule = Schedule((*away, *with_frees(graph, ("f1", "loss", "b1", "u1")).steps[1:]))
+    run = Run(graph, schedule, simulate(graph, schedule, link=Link(Fraction(1))))
+    assert run.stays_of({"s1"}) == {"s1": (Lifetime(0, 2), Lifetime(4, len(schedule.steps), fetched=True))}
+
+
+def test_updates_after_the_backward_pass_are_a_stretch_of_their_own() -> None:
+    run = Run.plain(updating_chain(2))
+    assert run.first_update is not None
+    assert run.schedule.steps[run.first_update] == Compute("u1")
+    assert Run.plain(training_chain(2)).first_update is None
