@@ -39,6 +39,7 @@ from tests.bench.kernels import kernels
 from tests.bench.library import library
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
+from tests.bench.pipelines import pipelines
 from tests.bench.planted_tables import planted_tables
 from tests.bench.portfolio import portfolio
 from tests.bench.progress import generated_graphs, named_graphs, progress
@@ -291,6 +292,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "progress": lambda console: progress(console, files()),
     "gaps": gaps,
     "small": small,
+    "pipelines": pipelines,
     "arena": arenas,
     "planted": planted_tables,
     "tangled": lambda console: tangled(console, tangled_files()),

@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 
 from remat_cli.config import Request
-from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Status
+from remat_cli.core.graph import Graph, Kind, Phase
+from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.errors import InvalidSchedule, UsageError
@@ -26,7 +26,7 @@ from remat_cli.pipelines.orders import ListScheduler, gpipe, one_f_one_b
 from remat_cli.pipelines.planner import PipelinePlanning, plan_pipeline
 from remat_cli.pipelines.request import ChunkOrder, PipelineRequest, parse_rank_budgets
 from remat_cli.prepare import Prepared
-from tests.graphs import chain, residual_step
+from tests.graphs import chain, graph_of, layered_step, op, residual_step
 from tests.plans import prepared
 
 NOBODY = Residents({}, {})
@@ -218,6 +218,39 @@ def test_wrong_cuts_are_named(cuts: tuple[str, ...], said: str) -> None:
 def test_graph_without_a_backward_pass_is_refused() -> None:
     with pytest.raises(UsageError, match="backward pass"):
         cut_graph(chain(1, 2, 3), StageCuts(("f2",)), NOBODY)
+
+
+def test_cut_that_crosses_the_backward_pass_is_named() -> None:
+    # The backward of `f1` reads what `f2` makes, as that of an op whose result the next one changes.
+    graph = graph_of(
+        op("f1", "", "x1"),
+        op("f2", "x1", "x2"),
+        op("loss", "x2", "g2", phase=Phase.BACKWARD),
+        op("b2", "g2", "g1", phase=Phase.BACKWARD, grad_of="f2"),
+        op("b1", "g1 x2", "g0", phase=Phase.BACKWARD, grad_of="f1"),
+        sizes=dict.fromkeys(("x1", "x2", "g2", "g1", "g0"), 1),
+        kind=Kind.TRAINING,
+    )
+    with pytest.raises(UsageError, match="crosses the backward pass: 'b1' of stage 0 reads 'x2'"):
+        cut_graph(graph, StageCuts(("f2",)), NOBODY)
+
+
+@pytest.mark.parametrize("phase", ["planning stage 1", "choosing plans for each microbatch"])
+def test_ctrl_c_keeps_the_best_so_far(phase: str) -> None:
+    class Stopped(Observer):
+        def phase(self, name: str) -> None:
+            if name == phase and (name.startswith("planning") or self.has_planned):
+                raise KeyboardInterrupt
+            self.has_planned |= name.startswith("planning")
+
+        has_planned = False
+
+    graph = layered_step(4, times=(10, 12, 8))
+    request = PipelineRequest(2, 4, parse_rank_budgets("100%"), cuts=("f3",), split_backward=True)
+    planning = plan_pipeline(prepared(graph), NOBODY, request, Request(), Stopped())
+    assert planning.interrupted
+    assert planning.replay is not None
+    assert all(peak <= budget for peak, budget in zip(planning.replay.peaks, planning.budgets, strict=True))
 
 
 def test_more_stages_than_ops_are_refused() -> None:
