@@ -169,17 +169,31 @@ def makespan_of(order: Order, curves: Sequence[Sequence[ChunkPoint]], needs: Nee
     return max(ends.values())
 
 
-def fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], room: Room, chosen: Chosen) -> bool:
-    """Tell whether these plans fit each rank's memory in this order."""
-    for rank, jobs in enumerate(order):
+def memory_of(order: Order, curves: Sequence[Sequence[ChunkPoint]], sent: Sequence[int], chosen: Chosen) -> list[int]:
+    """[ranks] the least bytes beside the fixed ones within which these plans run in this order.
+
+    Args:
+        order: jobs of each rank.
+        curves: [chunks] plans of each chunk.
+        sent: [chunks] bytes of gradients that go to other ranks.
+        chosen: the plan of each chunk and microbatch.
+    """
+    needed = []
+    for jobs in order:
         kept: dict[tuple[int, int], int] = {}
-        in_flight = 0
-        for job, limit in zip(jobs, room.of(rank, jobs), strict=True):
+        beside = most = 0
+        for job in jobs:
             key = (job.chunk, job.microbatch)
             point = curves[job.chunk][chosen[key]]
-            in_flight -= kept.pop(key, 0)
-            if in_flight + point.peak_bytes(job.kind) > limit:
-                return False
+            beside -= kept.pop(key, 0)
+            most = max(most, beside + point.peak_bytes(job.kind))
             kept[key] = point.left_bytes(job.kind)
-            in_flight += kept[key]
-    return True
+            beside += kept[key] + (sent[job.chunk] if job.kind.sends_gradients else 0)
+        needed.append(max(most, beside))
+    return needed
+
+
+def fits(order: Order, curves: Sequence[Sequence[ChunkPoint]], room: Room, chosen: Chosen) -> bool:
+    """Tell whether these plans fit each rank's memory in this order."""
+    needed = memory_of(order, curves, room.sent, chosen)
+    return all(size <= limit for size, limit in zip(needed, room.limits, strict=True))

@@ -23,6 +23,19 @@ def gpipe(rank_of: Sequence[int], microbatches: int) -> Order:
     return tuple(tuple(job for job in (*forward, *backward) if rank_of[job.chunk] == rank) for rank in ranks)
 
 
+def one_at_a_time(rank_of: Sequence[int], microbatches: int) -> Order:
+    """Return the order that keeps least: a rank ends a microbatch before it begins the next one."""
+    ranks = []
+    for rank in range(max(rank_of) + 1):
+        own = [chunk for chunk, of in enumerate(rank_of) if of == rank]
+        ranks.append(tuple(
+            job for i in range(microbatches)
+            for job in (*(RankJob(chunk, i, JobKind.FORWARD) for chunk in own),
+                        *(RankJob(chunk, i, JobKind.BACKWARD) for chunk in reversed(own)))
+        ))  # fmt: skip
+    return tuple(ranks)
+
+
 def one_f_one_b(ranks: int, microbatches: int, *, ahead: int = 0) -> Order:
     """Return 1F1B with one chunk a rank (Narayanan et al. 2019).
 

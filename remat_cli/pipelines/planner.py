@@ -15,7 +15,7 @@ from remat_cli.core.problem import Observer, Status
 from remat_cli.core.schedule import plain_run
 from remat_cli.errors import FalseClaim, InvalidSchedule
 from remat_cli.formats import Reading
-from remat_cli.pipelines.assignment import Chosen, Needs, best_plans, fits, makespan_of
+from remat_cli.pipelines.assignment import Chosen, Needs, best_plans, fits, makespan_of, memory_of
 from remat_cli.pipelines.bound import NoFit, makespan_bound, no_fit
 from remat_cli.pipelines.chunks import Chunk, Residents, StageCuts, cut_graph, forward_ops
 from remat_cli.pipelines.curve import ChunkPoint, best_points, curve, with_sending
@@ -28,6 +28,7 @@ from remat_cli.pipelines.orders import (
     Preference,
     gpipe,
     interleaved,
+    one_at_a_time,
     one_f_one_b,
     with_weights_apart,
 )
@@ -37,6 +38,7 @@ from remat_cli.prepare import Prepared
 
 _AHEAD = (0, 1, 2)  # forward passes ahead of 1F1B's
 _IN_FLIGHT = (None, 0, 1, 2, -1)  # limits of microbatches in flight for orders that are made
+_LEAST = "one microbatch at a time"
 _ORDERS = 8  # orders for which plans are chosen by microbatch, those first that would end soonest
 
 
@@ -141,8 +143,9 @@ def plan_pipeline(
         for cuts in all_cuts
     ]
     best: PipelinePlanning | None = None
+    by_budget = any(budget.smallest for budget in request.budgets)
     for search in sorted(searches, key=lambda search: search.best.bound):
-        if best is not None and best.replay is not None and search.best.bound >= best.replay.makespan:
+        if best is not None and best.replay is not None and not by_budget and search.best.bound >= best.replay.makespan:
             break
         try:
             planning = search.run()
@@ -159,9 +162,11 @@ def plan_pipeline(
 
 
 def _ends_sooner(planning: PipelinePlanning, best: PipelinePlanning) -> bool:
-    """Tell whether a plan is better than the best one so far."""
+    """Tell whether a plan is better than the best one so far: within less, where the smallest budget is asked for."""
     if planning.replay is None or best.replay is None:
         return planning.replay is not None
+    if planning.budgets != best.budgets and any(budget.smallest for budget in planning.request.budgets):
+        return max(planning.budgets) < max(best.budgets)
     return planning.replay.makespan < best.replay.makespan
 
 
@@ -195,7 +200,9 @@ class _CutSearch:
         ]
         usual = self._usual()
         budgets = tuple(
-            request.budget_of(rank).bytes_of(peak, self._fixed[rank], peak - self._fixed[rank])
+            self._smallest[rank]
+            if request.budget_of(rank).smallest
+            else request.budget_of(rank).bytes_of(peak, self._fixed[rank], peak - self._fixed[rank])
             for rank, peak in enumerate(usual.peaks)
         )
         bound = makespan_bound(chunks, self._rank_of, request.microbatches, self._transfer)
@@ -214,8 +221,41 @@ class _CutSearch:
         refusal = no_fit(self._chunks, self._rank_of, self._request.microbatches, self.best.budgets)
         if refusal is not None:
             return replace(self.best, refusal=refusal)
-        if self._search([self._points(index, self._plain) for index in range(len(self._chunks))]):
+        if any(budget.smallest for budget in self._request.budgets):
+            self._take(_LEAST, self._least_order, self._curves, self._least_plans)
+        elif self._search([self._points(index, self._plain) for index in range(len(self._chunks))]):
             return self.best
+        self._search(self._curves)
+        return self.best
+
+    @cached_property
+    def _least_order(self) -> Order:
+        order = one_at_a_time(self._rank_of, self._request.microbatches)
+        return with_weights_apart(order, [0] * self._request.stages) if self._request.split_backward else order
+
+    @cached_property
+    def _least_plans(self) -> Chosen:
+        """The plans that need least memory where a rank has one microbatch in flight."""
+        chosen: Chosen = {}
+        for rank in range(self._request.stages):
+            own = [chunk for chunk, of in enumerate(self._rank_of) if of == rank]
+            choices = [self._chosen(choice) for choice in _levels(self._curves)]
+            best = min(choices, key=lambda each: self._needed(each)[rank])
+            chosen |= {key: index for key, index in best.items() if key[0] in own}
+        return chosen
+
+    @cached_property
+    def _smallest(self) -> list[int]:
+        """[ranks] the smallest budget that is known to do."""
+        needed = self._needed(self._least_plans)
+        return [fixed + beside for fixed, beside in zip(self._fixed, needed, strict=True)]
+
+    def _needed(self, chosen: Chosen) -> list[int]:
+        return memory_of(self._least_order, self._curves, self._sent_bytes(), chosen)
+
+    @cached_property
+    def _curves(self) -> list[tuple[ChunkPoint, ...]]:
+        """[chunks] plans of each chunk."""
         known: dict[bool, list[tuple[Chunk, tuple[ChunkPoint, ...]]]] = {True: [], False: []}
 
         def planned(chunk: Chunk) -> tuple[ChunkPoint, ...]:
@@ -227,8 +267,7 @@ class _CutSearch:
         for index in range(len(self._chunks)):
             self._observe.phase(f"planning stage {index}")
             curves.append(self._points(index, planned))
-        self._search(curves)
-        return self.best
+        return curves
 
     def _plain(self, chunk: Chunk) -> tuple[ChunkPoint, ...]:
         return (ChunkPoint.of(chunk, plain_run(chunk.graph)),)
@@ -322,7 +361,7 @@ class _CutSearch:
         ranks, microbatches, split = self._request.stages, self._request.microbatches, self._request.split_backward
         orders = []
         if self._request.chunks == 1:
-            for ahead in (*_AHEAD, *range(-1, -ranks, -1)):
+            for ahead in (*_AHEAD, *range(-1, 1 - ranks, -1)):
                 order = one_f_one_b(ranks, microbatches, ahead=ahead)
                 orders.append((_ahead_name(ahead), order))
                 if split:
@@ -330,6 +369,7 @@ class _CutSearch:
                     yield name, with_weights_apart(order, range(ranks))
         elif self._request.chunk_order is ChunkOrder.INTERLEAVED and microbatches % ranks == 0:
             orders.append(("interleaved 1F1B", interleaved(ranks, self._request.chunks, microbatches)))
+        orders.append((_LEAST, one_at_a_time(self._rank_of, microbatches)))
         for name, order in (*orders, ("GPipe", gpipe(self._rank_of, microbatches))):
             yield name, with_weights_apart(order, [0] * ranks) if split else order
 

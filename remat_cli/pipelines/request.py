@@ -25,7 +25,7 @@ class PipelineRequest:
         stages: number of ranks.
         microbatches: number of microbatches of a step; the graph is one of them.
         budgets: memory of each rank, or one for all. A share is one of the rank's peak under 1F1B without recomputation
-            (GPipe with several chunks a rank).
+            (GPipe with several chunks a rank); min is the least with which this rank runs one microbatch at a time.
         chunks: number of chunks of each rank.
         chunk_order: which rank holds which chunk.
         cuts: first ops of all chunks but the first, or patterns of their modules; None: chosen with the plan.
@@ -54,10 +54,6 @@ class PipelineRequest:
             raise UsageError(
                 f"{len(self.budgets)} budgets do not fit {self.stages} ranks",
                 hint=f"give one for all ranks, or {self.stages}: --budget 40GB,40GB,...",
-            )
-        if any(budget.smallest for budget in self.budgets):
-            raise UsageError(
-                "the smallest budget of a pipeline is not searched", hint="give a size, or a share such as 60%"
             )
         if self.cuts is not None and len(self.cuts) != self.stages * self.chunks - 1:
             raise UsageError(

@@ -327,6 +327,7 @@ ONLY_WHEN_NAMED = (
     "models",
     "library",
     "planted",
+    "pipelines",
 )
 
 

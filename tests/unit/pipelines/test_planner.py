@@ -194,6 +194,20 @@ def test_several_chunks_a_rank_keep_the_budget(chunk_order: ChunkOrder) -> None:
     assert planning.bound <= planning.replay.makespan
 
 
+@pytest.mark.parametrize("more", [{}, {"chunks": 2}, {"split_backward": True}])
+def test_smallest_budget_is_kept_and_a_byte_less_is_not(more: dict[str, object]) -> None:
+    graph = layered_step(8, times=(3, 4, 2))
+    planning = planned(graph, 2, 3, "min", **more)
+    assert planning.replay is not None
+    assert all(peak <= budget for peak, budget in zip(planning.replay.peaks, planning.budgets, strict=True))
+    assert max(planning.replay.peaks) == max(planning.budgets)
+    assert planned(graph, 2, 3, "60%", **more).replay is None or max(planning.budgets) <= max(
+        planned(graph, 2, 3, "60%", **more).budgets
+    )
+    less = ",".join(str(budget - 1) for budget in planning.budgets)
+    assert planned(graph, 2, 3, less, **more).replay is None
+
+
 def test_same_request_gives_the_same_pipeline() -> None:
     first, second = (planned(residual_step(6), 2, 4, "90%") for _ in range(2))
     assert first.replay == second.replay
@@ -264,7 +278,6 @@ def test_more_stages_than_ops_are_refused() -> None:
         (1, 2, "1GB", "1 stages"),
         (2, 0, "1GB", "0 microbatches"),
         (3, 2, "1GB,1GB", "2 budgets"),
-        (2, 2, "min", "smallest"),
     ],
 )
 def test_impossible_requests_are_named(stages: int, microbatches: int, budget: str, said: str) -> None:
