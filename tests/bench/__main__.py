@@ -259,6 +259,15 @@ def eager_table(console: Console) -> None:
     torch_eager(console)
 
 
+def predictions_table(console: Console) -> None:
+    """Peaks on GPUs, predicted beside published, where PyTorch is installed."""
+    try:
+        from tests.bench.published import published
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    published(console)
+
+
 def fused_table(console: Console) -> None:
     """Plans with inductor's kernels in PyTorch, where it is installed."""
     try:
@@ -307,6 +316,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "lengths": lengths_table,
     "split": split_table,
     "eager": eager_table,
+    "published": predictions_table,
     "checkpoints": checkpoints_table,
     "regions": regions_table,
     "hosted": hosted_table,
@@ -319,6 +329,7 @@ ONLY_WHEN_NAMED = (
     "lengths",
     "split",
     "eager",
+    "published",
     "checkpoints",
     "regions",
     "hosted",
