@@ -40,6 +40,7 @@ from remat_cli.pytorch.capture.step import SHAPES, Step, as_step
 from remat_cli.pytorch.capture.weightless import Weightless, with_fake_tensors
 from remat_cli.pytorch.unstable.fakes import NO_DATA
 from remat_cli.pytorch.unstable.front_end import captured_call, forgetting
+from remat_cli.pytorch.unstable.joint_graphs import has_checkpoints
 from remat_cli.pytorch.unstable.tensors import storage_key
 from remat_cli.settings import Setting
 from remat_cli.splitting import Split
@@ -53,6 +54,10 @@ _NO_DATA = (
 _OF_CONFIG = (
     "does transformers build and run this model? Where it needs other inputs, write a function that returns both, and "
     "name it: train.py:step"
+)
+_OWN_CHECKPOINTS = (
+    "the step's own checkpoints are left out of the captured step: its plain run keeps what they would make again, and "
+    "plans choose anew what runs again"
 )
 _FUSED = (
     "ops are those that inductor fuses into kernels: what these take in memory is known once they are compiled "
@@ -105,8 +110,11 @@ class TakenStep:
             resident_bytes(self.step, (primal.value for primal in self.captured.primals)),
             optimizer_name(self.step.optimizer),
         )
+        notes = [_OWN_CHECKPOINTS] if has_checkpoints(self.captured.module.graph) else []
         is_named = isinstance(self.step.optimizer, str)
-        return replace(reading, notes=self.notes, counts_state=not is_named, state_bytes=state_bytes(self.step))
+        return replace(
+            reading, notes=(*self.notes, *notes), counts_state=not is_named, state_bytes=state_bytes(self.step)
+        )
 
 
 def name_of_graph(reference: str) -> str:

@@ -156,6 +156,11 @@ def input_index(primal: fx.Node) -> int | None:
     return getattr(primal.meta.get("desc"), "idx", None)
 
 
+def has_checkpoints(graph: fx.Graph) -> bool:
+    """Return whether ops of a captured graph stood in a checkpoint of the model's own."""
+    return any("recompute" in node.meta for node in graph.nodes)
+
+
 def output_index(description: object) -> int | None:
     """Return which output of the captured function a forward output is; None for one that torch adds."""
     return description.idx if isinstance(description, PlainAOTOutput) else None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from remat_cli import prepare
 from remat_cli.config import GraphOptions
@@ -343,3 +344,34 @@ def test_exchange_between_ranks_is_written_alike_by_each_group() -> None:
     sums = [graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, *how)) for how in asked]
     one, other, most = map(written, sums)
     assert one == other != most
+
+
+class WithCheckpoints(nn.Module):
+    """Two layers, each in a checkpoint of the model's own."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(2))
+        self.checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x.sum()
+
+
+def with_checkpoints() -> tuple[nn.Module, torch.Tensor]:
+    return WithCheckpoints(checkpointed=True), torch.ones(2, 4)
+
+
+def without_checkpoints() -> tuple[nn.Module, torch.Tensor]:
+    return WithCheckpoints(checkpointed=False), torch.ones(2, 4)
+
+
+def test_a_note_says_that_own_checkpoints_are_left_out() -> None:
+    has, hasnt = (
+        prepare.prepare(Path(f"{__name__}:{name}_checkpoints"), GraphOptions()) for name in ("with", "without")
+    )
+    said = "the step's own checkpoints are left out of the captured step"
+    assert [note for note in has.notes if note.startswith(said)]
+    assert not [note for note in hasnt.notes if said in note]
