@@ -14,7 +14,7 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import output_options, planner_options, read_call, searched_graph_options, setting_option
 from remat_cli.cli.output import Output, force_option
 from remat_cli.cli.stdin import READ
-from remat_cli.config import Request, load_measurements
+from remat_cli.config import GraphOptions, Request, load_measurements
 from remat_cli.errors import ExitCode, UsageError
 from remat_cli.formats import has_fixed_sizes
 from remat_cli.units import BudgetSpec
@@ -41,7 +41,8 @@ def command(
     MODEL is ONNX with a symbolic dimension, or a PyTorch step; --dim without a value names the dimension. The report
     has three values: the largest that fits without a plan (of a PyTorch step: in eager mode), the largest for which a
     plan was found, and the one above which no plan in any order fits. The planner gets 10 seconds for each value that
-    is tried, unless --time-limit or a config says otherwise.
+    is tried, unless --time-limit or a config says otherwise. Of a model's config it has the settings of trainers, too:
+    the largest value with checkpoints, adapters and an 8-bit optimizer, without a plan.
 
     \b
     Examples:
@@ -49,10 +50,12 @@ def command(
       remat fit model.onnx --dim batch --dim seq=512 --budget 24GB --max-overhead 20% -o schedule.json
       remat fit model.onnx --dim seq --dim batch=1 --budget 80GB --multiple-of 128
     """
+    from remat_cli.formats.model_config import is_model_config
     from remat_cli.reports.terminal.fit import fit_report, fit_summary
-    from remat_cli.studies.eager import eager_peak_of
+    from remat_cli.studies.eager import eager_peak_of, known_eager_run
     from remat_cli.studies.fit import Question, fit, fit_eager
     from remat_cli.studies.model_by_size import ModelBySize
+    from remat_cli.studies.trainer_settings import fit_settings
 
     dim, values = _split_dims(given["dims"])
     config = read_call({**given, "dims": values})
@@ -74,9 +77,19 @@ def command(
         result = fit(question, sized.at, observe, sized.predict_at)
         shown = [at.value for at in (result.plain, result.shown) if at is not None]
         eager = fit_eager(question, lambda value: eager_peak_of(model, sized.options_at(value)), observe, shown)
+
+        def run(options: GraphOptions) -> tuple[int, int] | None:
+            ran = known_eager_run(model, options)
+            return None if ran is None else (ran.peak_bytes, ran.trace.time)
+
+        tried = (
+            ()
+            if eager is None or not is_model_config(model)
+            else fit_settings(question, sized.options_at, run, observe)
+        )
     if output is not None:
         streams.write(output, result.planning.schedule_file)
-    streams.report(lambda: fit_report(result, choice, eager), lambda: fit_summary(result, eager))
+    streams.report(lambda: fit_report(result, choice, eager, tried), lambda: fit_summary(result, eager, tried))
     return ExitCode.INTERRUPTED if result.interrupted else result.solution.status.exit_code
 
 

@@ -117,3 +117,16 @@ def test_models_of_words_images_and_sound_run_without_data(tmp_path: Path, archi
     assert run is not None
     assert run.peak_bytes > run.graph.fixed_bytes
     assert run.step.bytes[run.step.outputs[0]] <= 4  # the loss, one number
+
+
+def test_fit_has_settings_of_trainers(remat: Remat, tmp_path: Path) -> None:
+    config = written(tmp_path, LLAMA)
+    options = ("--dim", "batch", "--dim", "seq=16", "--budget", "200MB", "--at-most", "2", "--planner", "dtr")
+    ended = remat("fit", config, *options, "--optimizer", "adamw", "--json")
+    assert ended.code == 0, ended.err
+    settings = {" ".join(found["settings"]): found for found in ended.json["settings"]}
+    assert settings.keys() == {
+        *("checkpointing", "optimizer", "checkpointing optimizer", "lora", "checkpointing lora"),
+    }
+    assert all(found["value"] == 2 for found in settings.values())
+    assert settings["lora"]["eager_peak_bytes"] < ended.json["eager"]["eager_peak_bytes"]

@@ -5,7 +5,7 @@ It is shown with and without a plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -19,19 +19,24 @@ from remat_cli.reports.summary import eager_figure
 from remat_cli.reports.terminal.layout import Cell, bullets, columns, facts, indented, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, notes_section, plan_facts, why_there_is_no_plan
 from remat_cli.reports.terminal.sweep import NO_PLAN
+from remat_cli.settings import Setting, on_command_line
 from remat_cli.studies.fit import EagerFit, Fit, Sized
+from remat_cli.studies.trainer_settings import SettingFit
 from remat_cli.units import format_bytes, format_share, format_time
 
 _LONGEST_NAME = 16
 
 
-def fit_report(fit: Fit, planner: PlannerChoice, eager: EagerFit | None = None) -> Report:
+def fit_report(
+    fit: Fit, planner: PlannerChoice, eager: EagerFit | None = None, tried: Sequence[SettingFit] = ()
+) -> Report:
     """Return the report of `remat fit`.
 
     Args:
         fit: the result.
         planner: the planner, with the options that the user gave only.
         eager: the search for a PyTorch step without a plan; None where there is none.
+        tried: searches with settings of trainers, without a plan.
     """
     prepared, solution = fit.shown.prepared, fit.solution
     labels = plan_facts(solution, prepared, planner)
@@ -40,6 +45,8 @@ def fit_report(fit: Fit, planner: PlannerChoice, eager: EagerFit | None = None) 
     if fit.found is None:
         parts += why_there_is_no_plan(solution, prepared.optimizer)
     parts.append(indented(_table(fit, eager)))
+    if tried:
+        parts.append(section("Settings of trainers, without a plan", _settings(fit, tried)))
     remarks = _remarks(fit)
     if remarks:
         parts.append(section("Reading it", bullets(remarks)))
@@ -88,6 +95,24 @@ def _table(fit: Fit, eager: EagerFit | None) -> RenderableType:
     return columns(["", dim, without, "peak", "overhead", f"time/{dim}", ""], rows, right=(1, 2, 3, 4, 5))
 
 
+def _settings(fit: Fit, tried: Sequence[SettingFit]) -> RenderableType:
+    dim, unit = shorten(fit.question.dim, _LONGEST_NAME), fit.smallest.prepared.graph.time_unit
+    rows: list[list[Cell]] = []
+    for found in tried:
+        at = found.value or fit.question.multiple_of
+        missing = found.peak_bytes - fit.question.budget_bytes
+        rows.append(
+            [
+                " ".join(on_command_line(Setting(name, value)) for name, value in found.changes.items()),
+                "none fits" if found.value is None else f"{found.value:,}",
+                format_bytes(found.peak_bytes),
+                format_time(round(found.time / at), unit),
+                f"{format_bytes(missing)} too much at {at:,}" if found.value is None else "",
+            ]
+        )
+    return columns(["", dim, "eager peak", f"time/{dim}", ""], rows, right=(1, 2, 3))
+
+
 def _row(
     label: str, sized: Sized, overhead: float | None, trace: Trace | None, eager_peaks: Mapping[int, int]
 ) -> list[Cell]:
@@ -122,10 +147,10 @@ def _remarks(fit: Fit) -> list[str]:
     return said
 
 
-def fit_summary(fit: Fit, eager: EagerFit | None = None) -> Summary:
+def fit_summary(fit: Fit, eager: EagerFit | None = None, tried: Sequence[SettingFit] = ()) -> Summary:
     """Return the summary of `remat fit`; a missing figure is null.
 
-    `eager` as in `fit_report`.
+    Arguments are those of `fit_report`.
     """
     question, planner = fit.question, fit.question.request.chosen
 
@@ -153,6 +178,7 @@ def fit_summary(fit: Fit, eager: EagerFit | None = None) -> Summary:
         "multiple_of": question.multiple_of,
         "at_most": question.at_most,
         **_eager_summary(eager),
+        **({"settings": [_setting_summary(found) for found in tried]} if tried else {}),
         "plain": sized(fit.plain),
         "found": sized(fit.found),
         "limit": sized(fit.limit) if fit.limit_is_proven else None,
@@ -162,6 +188,15 @@ def fit_summary(fit: Fit, eager: EagerFit | None = None) -> Summary:
         "reaches_end": fit.reaches_end,
         "interrupted": fit.interrupted,
         "notes": list(fit.shown.prepared.notes),
+    }
+
+
+def _setting_summary(found: SettingFit) -> Summary:
+    return {
+        "settings": dict(found.changes),
+        "value": found.value,
+        "eager_peak_bytes": found.peak_bytes,
+        "time": found.time,
     }
 
 
