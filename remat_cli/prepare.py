@@ -18,7 +18,7 @@ from remat_cli.core.link import Duplex, Link
 from remat_cli.core.operators import Operand, Operator
 from remat_cli.costs import COST_MODELS, CostModel, Device, Measurements, annotate_work, apply_costs
 from remat_cli.errors import GraphError, UsageError
-from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph
+from remat_cli.formats import Reading, can_split, has_fixed_sizes, read_graph, reader_in_parts
 from remat_cli.formats.files_read import files_read
 from remat_cli.formats.model_config import names_step
 from remat_cli.formats.reader import ALL_OTHER_DIMS, UnknownDim
@@ -95,11 +95,13 @@ class GraphOrigin:
         path, options = self.path, self.options
         if (fault := why_not_in_parts(path, options)) is not None:
             raise fault
-        taken = self.taken if names_step(path) else None
+        read_model = None if names_step(path) else reader_in_parts(path, options)
+        if read_model is None:
+            _ = self.taken  # a step that cannot be captured is refused before its parts are
 
         def prepared(cuts: Mapping[str, Split]) -> Prepared:
             within = replace(options, parts={**options.parts, **{name: str(cut) for name, cut in cuts.items()}})
-            reading = read_graph(path, within) if taken is None else taken.in_parts(cuts).reading()
+            reading = read_model(within) if read_model is not None else self.taken.in_parts(cuts).reading()
             return replace(prepare_reading(reading, str(path), within), origin=self)
 
         return prepared

@@ -28,6 +28,7 @@ __all__ = [
     "has_fixed_sizes",
     "portable_bytes",
     "read_graph",
+    "reader_in_parts",
 ]
 
 
@@ -62,13 +63,8 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
     """
     if path.suffix.rstrip(":") == ".py":
         raise UsageError(f"{path} names no function", hint=f"write {str(path).rstrip(':')}:NAME, NAME being one in it")
-    if options is not None and options.fused:
-        raise UsageError(
-            (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
-            hint="name a function, such as train.py:step",
-        )
     if options is not None:
-        refuse_options_of_configs(path, options)
+        _refuse_options_of_steps(path, options)
     source = Source(path)
     for reader in READERS.values():
         if reader.recognises(source):
@@ -83,6 +79,29 @@ def read_graph(path: Path, options: ReadOptions | None = None) -> Reading:
         hint=f'remat reads {", ".join(READERS)}; a native graph begins with {{"format": "{native.FORMAT}", ...}}, '
         'and the config of a model has a "model_type"',
     )
+
+
+def reader_in_parts(path: Path, options: ReadOptions) -> Callable[[ReadOptions], Reading]:
+    """Return a function that reads the ONNX model at `path` in parts; the file is parsed once.
+
+    Errors are those of `read_graph`, for parts those of the function.
+    """
+    _refuse_options_of_steps(path, options)
+    return no_search_for_garbage()(onnx.reader_in_parts(Source(path), options))
+
+
+def _refuse_options_of_steps(path: Path, options: ReadOptions) -> None:
+    """Refuse options that have a meaning for PyTorch steps alone.
+
+    Raises:
+        UsageError: one is given.
+    """
+    if options.fused:
+        raise UsageError(
+            (Setting("fused"), f" has no meaning for {path}: kernels are fused of PyTorch steps"),
+            hint="name a function, such as train.py:step",
+        )
+    refuse_options_of_configs(path, options)
 
 
 def can_split(source: Source, options: ReadOptions) -> bool:

@@ -7,10 +7,12 @@ one module each: `load` (parse, never touching external data; inline local funct
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.formats.source import Source
 
-__all__ = ["portable_bytes", "read"]
+__all__ = ["portable_bytes", "read", "reader_in_parts"]
 
 
 def read(source: Source, options: ReadOptions) -> Reading:
@@ -32,6 +34,13 @@ def read(source: Source, options: ReadOptions) -> Reading:
     from remat_cli.formats.onnx.reader import read_model
 
     return read_model(source, options)
+
+
+def reader_in_parts(source: Source, options: ReadOptions) -> Callable[[ReadOptions], Reading]:
+    """Return a function that reads a model in parts, which is parsed once; see `read`."""
+    from remat_cli.formats.onnx import reader
+
+    return reader.reader_in_parts(source, options)
 
 
 def portable_bytes(source: Source) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from remat_cli.errors import GraphError
@@ -52,10 +52,17 @@ def read_sized(source: Source, options: ReadOptions, *, keep_data: bool = False)
 
     Arguments and errors are as for `load_model` and `read_model`.
     """
-    model = load_model(source, keep_data=keep_data)
-    if not options.parts:
-        return _sized(model, options)
-    whole = _sized(model, options)
+    whole = _sized(load_model(source, keep_data=keep_data), options)
+    return in_parts(whole, options) if options.parts else whole
+
+
+def in_parts(whole: SizedModel, options: ReadOptions) -> SizedModel:
+    """Return a model with the regions in parts that the options name; its graph is changed.
+
+    Raises:
+        UsageError: as `split`.
+    """
+    model = whole.model
     split(model.graph, whole.graph.values, whole.inference.opsets.version(""), options.cuts)
     there = {name for node in model.graph.node for name in node.output}
     known = {name: shape for name, shape in options.value_shapes.items() if name in there}
@@ -81,10 +88,31 @@ def _sized(model: Model, options: ReadOptions) -> SizedModel:
 
 def read_model(source: Source, options: ReadOptions) -> Reading:
     """Read a model; see `remat_cli.formats.onnx.read`."""
-    read = read_sized(source, options)
+    return _reading(read_sized(source, options), options, source.path.stem)
+
+
+def reader_in_parts(source: Source, options: ReadOptions) -> Callable[[ReadOptions], Reading]:
+    """Return a function that reads a model in parts; the file is parsed and sized once, for all of them.
+
+    Arguments and errors are as for `read_model`; those of the function differ in the parts alone.
+    """
+    whole = read_sized(source, replace(options, parts={}))
+
+    def read(within: ReadOptions) -> Reading:
+        if not within.parts:
+            return _reading(whole, within, source.path.stem)
+        proto = type(whole.model.proto)()
+        proto.CopyFrom(whole.model.proto)
+        copied = replace(whole, model=replace(whole.model, proto=proto))
+        return _reading(in_parts(copied, within), within, source.path.stem)
+
+    return read
+
+
+def _reading(read: SizedModel, options: ReadOptions, name: str) -> Reading:
     model, sized, inference = read.model, read.graph, read.inference
     conversion = Conversion(inference.opsets, options.storage, options.counts_workspace)
-    graph = conversion.graph(sized, source.path.stem)
+    graph = conversion.graph(sized, name)
     estimated = {op.name: inference.estimates[op.name] for op in graph.ops if op.name in inference.estimates}
     understated = _understated(sized, options)
     if options.strict and estimated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from onnx.reference import ReferenceEvaluator
 
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.errors import UsageError
-from remat_cli.formats import read_graph
+from remat_cli.formats import read_graph, reader_in_parts
+from remat_cli.formats.native import graph_sha256
+from remat_cli.formats.onnx import load
+from remat_cli.formats.onnx.load import parsed as load_parsed
 from remat_cli.formats.onnx.reader import read_sized
 from remat_cli.formats.reader import Aliasing, ReadOptions
 from remat_cli.formats.source import Source
@@ -48,6 +52,26 @@ def network(**more: Any) -> Model:
 def split_as(model: Model, folder: Path, parts: dict[str, str], **options: Any) -> onnx.ModelProto:
     given = ReadOptions(mode="inference", parts=parts, **options)
     return read_sized(Source(model.save(folder)), given, keep_data=True).model.proto
+
+
+def test_a_model_is_parsed_once_for_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = network().save(tmp_path)
+    given = ReadOptions(mode="inference", dims={"batch": 4})
+    parsed: list[Path] = []
+
+    def parse(source: Source) -> onnx.ModelProto:
+        parsed.append(source.path)
+        return load_parsed(source)
+
+    monkeypatch.setattr(load, "parsed", parse)
+    read = reader_in_parts(path, given)
+    cuts: list[dict[str, str | int]] = [{"conv": "2"}, {}, {"pool": "4,wide"}, {"conv": "2"}]
+    several = [read(replace(given, parts=parts)) for parts in cuts]
+    assert parsed == [path]
+    for parts, reading in zip(cuts, several, strict=True):
+        alone = read_graph(path, replace(given, parts=parts))
+        assert graph_sha256(reading.graph.checked()) == graph_sha256(alone.graph.checked())
+        assert (reading.notes, reading.parameters) == (alone.notes, alone.parameters)
 
 
 def same(model: Model, proto: onnx.ModelProto, *given: np.ndarray[Any, Any]) -> bool:
