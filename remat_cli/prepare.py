@@ -241,16 +241,18 @@ def why_not_in_parts(path: Path, options: GraphOptions) -> UsageError | None:
     return None
 
 
-def prepare_without_absent_dims(path: Path, options: GraphOptions, optional: Set[str]) -> Prepared:
+def prepare_without_absent_dims(
+    path: Path, options: GraphOptions, optional: Set[str], *, split: bool = False
+) -> Prepared:
     """Prepare a graph without the optional dims that it does not have.
 
-    Otherwise the same as `prepare`.
+    Otherwise the same as `prepare`, but for a graph that cannot be split: it is refused when it is planned.
     """
     if optional and has_fixed_sizes(path):
         options = replace(options, dims=_without(options.dims, optional - {ALL_OTHER_DIMS}))
     while True:
         try:
-            return prepare(path, options)
+            return prepare(path, options, split=split and names_step(path))
         except UnknownDim as error:
             if error.dim not in optional:
                 raise

@@ -27,7 +27,9 @@ def carry_out(job: Job) -> JobOutcome:
     """
     try:
         check_unchanged(job)
-        planning = plan(prepare_without_absent_dims(job.graph, job.options, job.optional_dims), job.request)
+        split = job.request.split
+        prepared = prepare_without_absent_dims(job.graph, job.options, job.optional_dims, split=split)
+        planning = plan(prepared, job.request)
     except RematError as error:
         return refusal(error)
     read = planning.prepared

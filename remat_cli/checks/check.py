@@ -266,7 +266,7 @@ class _Check:
                 hint=f"remat convert {self.model.path} -o graph.json where its code may run, and check that file",
             )
         eager, unknown = self.eager()
-        prepared = prepare(self.model.path, self.model.graph)
+        prepared = prepare(self.model.path, self.model.graph, split=self.model.request.split)
         # With addresses the arena counts, and no session of a runtime lays it out.
         self.notes, self.session = (*prepared.notes, *unknown), "" if self.model.request.arena else prepared.session
         self.is_estimated = prepared.is_estimated

@@ -88,7 +88,7 @@ def command(
         streams.notes([f"--offload makes no difference to {', '.join(others)}"])
     with streams.progress() as observe:
         observe.phase("reading the graphs")
-        prepared = _prepared(graphs, config.graph, streams)
+        prepared = _prepared(graphs, config.graph, streams, split=config.request.split)
         contests = _contests(prepared, requests, sizes, observe)
     if not any(contest.sweep.points for contest in contests):
         raise refused_by_all([curve for contest in contests for curve in contest.sweep.curves])
@@ -103,7 +103,9 @@ def command(
     return ExitCode.INTERRUPTED if contests[-1].sweep.interrupted else compare_status(contests).exit_code
 
 
-def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) -> list[tuple[Path, Prepared]]:
+def _prepared(
+    graphs: Sequence[Path], options: GraphOptions, streams: Output, *, split: bool
+) -> list[tuple[Path, Prepared]]:
     """Read the graphs; with several, a graph may lack given dims."""
     from remat_cli.planning.memory_need import notes_on_memory
 
@@ -111,7 +113,7 @@ def _prepared(graphs: Sequence[Path], options: GraphOptions, streams: Output) ->
     prepared = []
     for path in graphs:
         try:
-            prepared.append((path, prepare_without_absent_dims(path, options, optional)))
+            prepared.append((path, prepare_without_absent_dims(path, options, optional, split=split)))
             streams.notes(notes_on_memory(prepared[-1][1].graph))
         except RematError as error:
             if len(graphs) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,8 @@ import pytest
 from onnx import numpy_helper
 
 from remat_cli.formats.onnx import axes
+from remat_cli.pytorch.capture import reader
+from remat_cli.pytorch.capture.reader import capture
 from remat_cli.units import format_share
 from tests.cli.calls import Remat
 from tests.places import GRAPHS
@@ -203,6 +206,22 @@ def test_each_verb_that_plans_takes_split(remat: Remat, tmp_path: Path) -> None:
     fitting = ("--mode", "inference", "--dim", "batch", "--budget", whole["found_bytes"], "--at-most", 9, *fast)
     values = (remat("fit", model, *fitting, *split, "--json").json["found"]["value"] for split in ((), ("--split",)))
     assert [*values] == [8, 9]
+
+
+def test_a_step_in_parts_is_captured_once_and_of_eagers_ops(
+    remat: Remat, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[bool] = []
+
+    def capture_and_note(*given: Any, **named: Any) -> Any:
+        captured.append(named["fused"])
+        return capture(*given, **named)
+
+    monkeypatch.setattr(reader, "capture", capture_and_note)
+    asked = ("compare", step, "--budgets", "60%", "--planners", "keep_all", "--split", "--fused", "--json")
+    (compared,) = remat(*asked).json["graphs"]
+    assert captured == [False]
+    assert compared["baseline"]["peak_bytes"] > 4_000_000
 
 
 def test_files_of_settings_take_split(remat: Remat, tmp_path: Path) -> None:
