@@ -455,7 +455,7 @@ def in_part(node: fx.Node, axis: Axis, rows: int) -> tuple[tuple[Any, ...], dict
         sizes[place] = rows * part.unit
         changed[_SHAPES[name]] = sizes
     elif name in ("native_group_norm", "native_group_norm_backward"):
-        changed["N"] = rows
+        changed["N"] = rows * axis.reads[given["input"].name].unit
     declared = [argument.name for argument in schema_of(node.target).arguments]
     for argument, value in changed.items():
         place = declared.index(argument)

@@ -136,6 +136,18 @@ class Flipped(nn.Module):
         return (hidden.cumsum(0) * 0.3).tanh().flip(0).sin().sum()
 
 
+class Frames(nn.Module):
+    """Frames are images of a batch: a row of films is several rows of the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, films: torch.Tensor) -> torch.Tensor:
+        images: torch.Tensor = self.norm(films.cumsum(1).flatten(0, 1))
+        return images.tanh().reshape(films.shape).cumsum(1).square().mean()
+
+
 class Summed(nn.Module):
     """The gradient is a sum of two values, of which none is laid out as the other: the first one's layout is its."""
 
@@ -182,6 +194,7 @@ CASES: Mapping[str, Callable[[], Step]] = {
     "squared": lambda: (Squared().double(), numbers((6, 6))),
     "indexed": lambda: (Indexed().double(), numbers((4, 4, 6), (4, 4, 6))),
     "turned": lambda: (Turned().double(), numbers((4, 4, 6), (4, 4, 6))),
+    "frames": lambda: (Frames().double(), numbers((4, 2, 4, 5))),
     "summed": lambda: (Summed(), (numbers((4, 4, 6))[0].requires_grad_(),)),
     "flipped": lambda: (Flipped(), (numbers((4, 4, 6))[0].requires_grad_(),)),
 }
