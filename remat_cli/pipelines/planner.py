@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from math import ceil
@@ -131,6 +131,7 @@ def plan_pipeline(
     observe = observe or Observer()
     graph, chunks = prepared.graph, request.stages * request.chunks
     all_cuts = [named_cuts(graph, request.cuts)] if request.cuts is not None else list(even_cuts(graph, chunks))
+    known = KnownCurves()
     searches = [
         _CutSearch(
             prepared,
@@ -138,6 +139,7 @@ def plan_pipeline(
             residents,
             request,
             chunk_request,
+            known,
             observe,
         )
         for cuts in all_cuts
@@ -170,6 +172,19 @@ def _ends_sooner(planning: PipelinePlanning, best: PipelinePlanning) -> bool:
     return planning.replay.makespan < best.replay.makespan
 
 
+@dataclass
+class KnownCurves:
+    """Chunks that are planned, each with its plans; equal chunks of other cuts take them over.
+
+    Attributes:
+        whole: chunks with a whole backward pass.
+        split: chunks with a split one.
+    """
+
+    whole: list[tuple[Chunk, tuple[ChunkPoint, ...]]] = field(default_factory=list)
+    split: list[tuple[Chunk, tuple[ChunkPoint, ...]]] = field(default_factory=list)
+
+
 class _CutSearch:
     """The search for the best pipeline of given cuts.
 
@@ -184,13 +199,14 @@ class _CutSearch:
         residents: Residents,
         request: PipelineRequest,
         chunk_request: Request,
+        known: KnownCurves,
         observe: Observer,
     ) -> None:
         """Measure the chunks without recomputation, and turn shares into budgets."""
         chunks = cut_graph(prepared.graph, cuts, residents)
         self._whole = cut_graph(prepared.graph, replace(cuts, split_backward=False), residents)
         self._prepared, self._chunks, self._request = prepared, chunks, request
-        self._chunk_request, self._observe = chunk_request, observe
+        self._chunk_request, self._known, self._observe = chunk_request, known, observe
         self._rank_of = request.rank_of
         self._transfer = _transfers(chunks, request)
         ranks = range(request.stages)
@@ -256,18 +272,16 @@ class _CutSearch:
     @cached_property
     def _curves(self) -> list[tuple[ChunkPoint, ...]]:
         """[chunks] plans of each chunk."""
-        known: dict[bool, list[tuple[Chunk, tuple[ChunkPoint, ...]]]] = {True: [], False: []}
-
-        def planned(chunk: Chunk) -> tuple[ChunkPoint, ...]:
-            alike = known[chunk.sent is None]
-            alike.append((chunk, curve(chunk, self._prepared, self._chunk_request, alike)))
-            return alike[-1][1]
-
         curves = []
         for index in range(len(self._chunks)):
             self._observe.phase(f"planning stage {index}")
-            curves.append(self._points(index, planned))
+            curves.append(self._points(index, self._planned))
         return curves
+
+    def _planned(self, chunk: Chunk) -> tuple[ChunkPoint, ...]:
+        known = self._known.whole if chunk.sent is None else self._known.split
+        known.append((chunk, curve(chunk, self._prepared, self._chunk_request, known)))
+        return known[-1][1]
 
     def _plain(self, chunk: Chunk) -> tuple[ChunkPoint, ...]:
         return (ChunkPoint.of(chunk, plain_run(chunk.graph)),)

@@ -25,6 +25,7 @@ from remat_cli.pipelines.judge import Replay, replay_pipeline
 from remat_cli.pipelines.orders import ListScheduler, gpipe, one_f_one_b
 from remat_cli.pipelines.planner import PipelinePlanning, plan_pipeline
 from remat_cli.pipelines.request import ChunkOrder, PipelineRequest, parse_rank_budgets
+from remat_cli.planning import plan
 from remat_cli.prepare import Prepared
 from tests.graphs import chain, graph_of, layered_step, op, residual_step
 from tests.plans import prepared
@@ -206,6 +207,23 @@ def test_smallest_budget_is_kept_and_a_byte_less_is_not(more: dict[str, object])
     )
     less = ",".join(str(budget - 1) for budget in planning.budgets)
     assert planned(graph, 2, 3, less, **more).replay is None
+
+
+def test_equal_chunks_of_several_cuts_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(prepared: Prepared, request: Request) -> object:
+        calls.append(len(prepared.graph.ops))
+        return plan(prepared, request)
+
+    monkeypatch.setattr("remat_cli.pipelines.curve.plan", counted)
+    graph = residual_step(6)
+    known = planner.KnownCurves()
+    chunks = [chunk for cuts in (("c3", "c5"), ("c4", "c5")) for chunk in cut_graph(graph, StageCuts(cuts), NOBODY)]
+    for chunk in chunks:
+        before = len(calls)
+        known.whole.append((chunk, curve(chunk, prepared(graph), Request(), known.whole)))
+    assert len(calls) == before  # the last chunk is the same in both
 
 
 def test_same_request_gives_the_same_pipeline() -> None:
