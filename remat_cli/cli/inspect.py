@@ -12,11 +12,12 @@ from remat_cli.cli.help import Verb
 from remat_cli.cli.options import graph_argument, graph_options, merge_config, output_options
 from remat_cli.cli.output import Output
 from remat_cli.cli.stopwatch import Stopwatch
+from remat_cli.config import load_device
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import GraphError, UsageError
 from remat_cli.formats.memory_snapshot import is_snapshot, read_snapshot
 from remat_cli.prepare import prepare
-from remat_cli.studies.eager import eager_run
+from remat_cli.studies.eager import EagerReplay, eager_run
 
 
 @click.command("inspect", cls=Verb)
@@ -65,8 +66,7 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         # Another run of the step: after the first figure.
         with watch.stage("reading"):
             notes += notes_on_outputs(seen.peak_bytes, seen.let_go_bytes)
-        notes += seen.step.kernels
-        notes += notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)
+        notes += [*_notes_on_device(seen), *notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)]
     try:
         with watch.stage("reading"):
             prepared = prepare(graph, config.graph)
@@ -93,3 +93,14 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         return {**first, **whole, **({"division": division_summary(ready.graph)} if division else {})}
 
     streams.report(report, summary)
+
+
+def _notes_on_device(eager: EagerReplay) -> list[str]:
+    """Return notes on the device that the call names: its kernels, and whether eager fits."""
+    from remat_cli.reports.phrasing import note_on_room
+
+    name = eager.prepared.options.device
+    if name is None:
+        return []
+    device = load_device(name)
+    return [*eager.step.kernels, note_on_room(eager.peak_bytes, device.name, device.memory_bytes)]

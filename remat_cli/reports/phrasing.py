@@ -333,6 +333,14 @@ def room_in_words(plain_peak_bytes: int, working_set: WorkingSet) -> str:
     return f"The plain peak is {f'{ratio:.2f}' if ratio < 10 else f'{ratio:,.0f}'} times that: {most}."
 
 
+def note_on_room(peak_bytes: int, device: str, memory_bytes: int) -> str:
+    """Return the note on whether eager fits a device, and by how much."""
+    left, memory = memory_bytes - peak_bytes, format_bytes(memory_bytes)
+    if left < 0:
+        return f"eager does not fit the {memory} of {device}: {format_bytes(-left)} are missing"
+    return f"eager fits the {memory} of {device}: {format_bytes(left)} are left, for the context and gaps, too"
+
+
 def notes_on_outputs(peak_bytes: int, let_go_bytes: int) -> list[str]:
     """Return the note on outputs that a training loop holds; none where they cost nothing.
 
