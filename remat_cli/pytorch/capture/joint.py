@@ -31,6 +31,7 @@ from remat_cli.pytorch.capture.ops import (
     waits,
 )
 from remat_cli.pytorch.capture.places import readable, root_of, source_of
+from remat_cli.pytorch.capture.update_runs import UpdateRuns
 from remat_cli.pytorch.unstable.fakes import is_object
 from remat_cli.pytorch.unstable.joint_graphs import mutated_input, output_descriptions
 from remat_cli.pytorch.unstable.tensors import storage_key
@@ -103,6 +104,7 @@ class Joint:
         released: positions of forward outputs that the caller lets go of before the backward pass.
         root: the name of the whole model in paths of modules.
         storages: all memory of the step, by the key that values in it have in common.
+        updates: what updates parameters in the backward pass; None where the optimizer's own step does.
     """
 
     module: fx.GraphModule
@@ -118,6 +120,7 @@ class Joint:
     root: str
     storages: Mapping[int, Storage]
     released: frozenset[int] = frozenset()
+    updates: UpdateRuns | None = None
 
     @classmethod
     def of(cls, captured: Captured) -> Joint:
@@ -143,6 +146,10 @@ class Joint:
         held = frozenset(released.returned)
         ops = tuple(replace(op, recomputable=_may_run_again(op, held)) for op in self.ops)
         return replace(released, ops=ops)
+
+    def updating(self, updates: UpdateRuns | None) -> Joint:
+        """Return the same step, whose backward pass updates parameters."""
+        return replace(self, updates=updates)
 
     def storage(self, value: fx.Node | torch.Tensor) -> Storage:
         """Return the memory that a value is in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -13,9 +14,11 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.link import Link
 from remat_cli.core.solve import baseline_of, share_over
 from remat_cli.errors import DoesNotFit, UsageError
-from remat_cli.prepare import link_of
+from remat_cli.prepare import Prepared, link_of
 from remat_cli.pytorch.capture.piece import Piece
+from remat_cli.pytorch.memory.measure import MEASURED_DEVICES
 from remat_cli.pytorch.plan.budget_source import BudgetSource, OwnState
+from remat_cli.pytorch.plan.captured_updates import CapturedParameters, CapturedUpdates
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.plan.state_levels import StateLevel, candidates, moving_time, state_levels
 from remat_cli.pytorch.unstable.modules import enclosing_parallel
@@ -41,6 +44,8 @@ class UpdatingSource(BudgetSource):
         update: where the user wants updates; "True" where that is seen.
         first_step: sees whether updates may run in the backward pass; None once that is known.
         level: state on the host in the plans that are asked for.
+        parameters: parameters of captured graphs.
+        captured: updates in the graphs that are planned; None where updates run at the optimizer's step.
     """
 
     updates: Updates | None = None
@@ -48,6 +53,8 @@ class UpdatingSource(BudgetSource):
     update: str = IN_STEP
     first_step: FirstStep | None = None
     level: StateLevel = field(default_factory=lambda: StateLevel(frozenset(), 0, 0))
+    parameters: CapturedParameters = field(default_factory=CapturedParameters)
+    captured: CapturedUpdates | None = None
 
     def for_copy(self) -> BudgetSource:
         """Return a source for a copy of the model, whose optimizer is another."""
@@ -104,6 +111,55 @@ class UpdatingSource(BudgetSource):
         return True
 
     def planned(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        """Return a plan with updates in the backward pass where these may run there, else at the optimizer's step.
+
+        Raises:
+            DoesNotFit: no plan fits, with all state on the host that may go there.
+        """
+        assert self.updates is not None
+        self.parameters.note(piece.captured)
+        can_update = not self.fused and not self.splits and piece.joint.device in MEASURED_DEVICES
+        if can_update and self.updates.in_backward:
+            return self._planned_in_backward(piece)
+        try:
+            return self._planned_at_step(piece)
+        except DoesNotFit:
+            if not can_update or not self.may_update_in_backward():
+                raise
+            return self._planned_in_backward(piece)
+
+    def prepared(self, piece: Piece) -> Prepared:
+        """Return the graph that is planned, with the updates if they run in the backward pass."""
+        prepared = super().prepared(piece)
+        if self.captured is None:
+            return prepared
+        return replace(prepared, graph=self.captured.with_updates(prepared.graph))
+
+    def _planned_in_backward(self, piece: Piece) -> tuple[Piece, GraphRecord]:
+        assert self.updates is not None
+        request = self.request
+        if not self.is_smallest:
+            whole = self.prepared(piece).graph
+            if not self.insists_on_backward:
+                with suppress(DoesNotFit):  # as long as that costs nothing
+                    at_step = self._planned_at_step(piece)
+                    if at_step[1].overhead == 0 and not self.updates.hosted:
+                        return at_step
+            self.own.granted = max(self.own.granted, self.request_for(whole).budget_bytes(whole) or 0)
+            request = request.at(self.request_for(whole).budget_bytes(whole) or 0)
+        captured = self.parameters.updates_of(piece, self.updates)
+        level = StateLevel(frozenset(), captured.state_bytes, 0)
+        source = replace(self, captured=captured, level=level, request=request)
+        source.waiting = self.waiting
+        in_parts, planned = BudgetSource.planned(source, piece)
+        hosted = captured.parameters_of(planned.schedule.on_host)
+        moved = sum(self.updates.costs[parameter].movable_bytes for parameter in hosted)
+        self.updates.settle(hosted, 0)
+        words = StateLevel(hosted, moved, 0).in_words("in the backward pass")
+        updating = replace(in_parts, joint=in_parts.joint.updating(captured.runs))
+        return updating, replace(planned, update=words)
+
+    def _planned_at_step(self, piece: Piece) -> tuple[Piece, GraphRecord]:
         """Return the fastest plan found, over a few amounts of state on the host.
 
         Raises:
@@ -114,7 +170,9 @@ class UpdatingSource(BudgetSource):
         graph = self.at(replace(levels[0], bytes=0)).prepared(piece).graph
         if self.is_smallest:
             smallest = self._smallest(piece, levels, graph)
-            return self.within(smallest).planned(piece)
+            source = replace(self, request=self.request.at(smallest))
+            source.waiting = self.waiting
+            return source._planned_at_step(piece)
         budget = self.request_for(graph).budget_bytes(graph)
         assert budget is not None
         if self.is_share:  # smaller inputs may use as much as larger ones

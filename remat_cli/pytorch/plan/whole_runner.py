@@ -371,7 +371,7 @@ class WholeRunner:
         else:
             result = make(self._source, piece)
         (joint, compiled), planned = result
-        sized = replace(sized, joint=sized.joint.releasing(joint.released))
+        sized = replace(sized, joint=sized.joint.releasing(joint.released).updating(joint.updates))
         if planned.schedule.has_transfers and joint.device == "cpu":
             text = "the plan moves tensors to the host, which is the device here: that saves no memory"
             notify(logging.WARNING, text)

@@ -27,6 +27,7 @@ from remat_cli.pytorch.capture.joint import BOUNDARY, Joint, JointOp
 from remat_cli.pytorch.capture.op_properties import in_place_of, properties_of
 from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.sizes import meta_with
+from remat_cli.pytorch.capture.update_runs import StateMoves, UpdateRun
 from remat_cli.pytorch.memory import transfers
 from remat_cli.pytorch.unstable.dispatch import without_modes
 from remat_cli.pytorch.unstable.joint_graphs import save_without_version_check
@@ -96,7 +97,11 @@ def halves(joint: Joint, schedule: Schedule, watch: Watch | None = None, *, fuse
     for value in (*saved, *joint.tangents):
         backward.input(value)
     backward.run(backward_steps)
-    gradients = [backward.read(value) for value in joint.backward_outputs]
+    # An update returns None in the place of its gradient.
+    gradients = [
+        backward.updated[place] if place in backward.updated else backward.read(value)
+        for place, value in enumerate(joint.backward_outputs)
+    ]
     handed_over = [*(forward.hosts[value] for value in copied), *(forward.kept(value) for value in saved)]
     written = forward.module([*outputs, *handed_over]), backward.module(gradients)
     return Halves(*written, tuple(copied), tuple(saved))
@@ -123,6 +128,9 @@ def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
     # tensors with such a step before their next copy, seen from the end
     waited_for, prefetched = set[str](), set[str]()
     for step in reversed(steps):
+        if _state_of(joint, step) is not None:
+            useful.append(step)
+            continue
         if isinstance(step, Offload | Prefetch | Wait) and step.tensor not in joint.values_in:
             continue  # an input, which stays on the device, or a token
         match step:
@@ -139,12 +147,27 @@ def _carried_out(joint: Joint, steps: Sequence[Step]) -> list[Step]:
             case Prefetch() | Offload():
                 continue
         useful.append(step)
-    return list(_with_first_waits(reversed(useful)))
+    return list(_with_first_waits(joint, reversed(useful)))
 
 
-def _with_first_waits(steps: Iterable[Step]) -> Iterator[Step]:
+def _state_of(joint: Joint, step: Step) -> StateMoves | None:
+    """Return the moves of the optimizer's state that a step is about; None for any other step."""
+    if joint.updates is None or isinstance(step, Compute | Inplace):
+        return None
+    return joint.updates.states.get(step.tensor)
+
+
+def _update_of(joint: Joint, name: str) -> UpdateRun | None:
+    """Return the update that an op stands for; None for an op of the captured graph."""
+    return None if joint.updates is None else joint.updates.ops.get(name)
+
+
+def _with_first_waits(joint: Joint, steps: Iterable[Step]) -> Iterator[Step]:
     in_transit: set[str] = set()
     for step in steps:
+        if _state_of(joint, step) is not None:
+            yield step
+            continue
         if isinstance(step, Offload | Prefetch):
             in_transit.add(step.tensor)
         elif isinstance(step, Wait):
@@ -180,8 +203,10 @@ def _saved(joint: Joint, backward: Sequence[Step]) -> tuple[list[fx.Node], list[
     def note_copies(nodes: Iterable[fx.Node]) -> None:
         needed_copies.update((node, None) for node in nodes if node not in copied)
 
-    for step in backward:
+    for step in (step for step in backward if _state_of(joint, step) is None):
         match step:
+            case Compute(op=name) if (update := _update_of(joint, name)) is not None:
+                note((joint.backward_outputs[update.gradient],))
             case Compute(op=name) | Inplace(op=name):
                 op = joint.op[name]
                 note(() if op.node is None else op.node.all_input_nodes)
@@ -229,6 +254,7 @@ class PassWriter:
         values: copies of the joint graph's existing values.
         hosts: host copies of offloaded values.
         views: copies of views, with the instances that they are derived from.
+        updated: updates that have run, by the positions of their gradients.
     """
 
     joint: Joint
@@ -239,6 +265,7 @@ class PassWriter:
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
     hosts: dict[fx.Node, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]] = field(default_factory=dict)
+    updated: dict[int, fx.Node] = field(default_factory=dict)
 
     def input(self, node: fx.Node) -> None:
         """Add an input for a value."""
@@ -255,7 +282,13 @@ class PassWriter:
     def run(self, steps: Iterable[Step]) -> None:
         """Add steps in this order."""
         for step in steps:
+            if (moves := _state_of(self.joint, step)) is not None:
+                self.graph.call_function(_move(moves, step))
+                continue
             match step:
+                case Compute(op=name) if (update := _update_of(self.joint, name)) is not None:
+                    gradient = self.read(self.joint.backward_outputs[update.gradient])
+                    self.updated[update.gradient] = self.graph.call_function(_named(update.run), (gradient,))
                 case Compute(op=name):
                     self.compute(self.joint.op[name])
                 case Inplace(op=name):
@@ -355,6 +388,27 @@ class PassWriter:
         """Return the written graph as a module with these outputs."""
         self.graph.output(map_arg(tuple(outputs), lambda node: node))
         return fx.GraphModule(self.joint.module, self.graph)
+
+
+def _named(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function with a name, for generated code."""
+
+    def update(*args: Any) -> None:
+        function(*args)
+
+    return update
+
+
+def _move(moves: StateMoves, step: Step) -> Callable[..., None]:
+    match step:
+        case Prefetch():
+            return _named(moves.prefetch)
+        case Wait():
+            return _named(moves.wait)
+        case Offload():
+            return _named(moves.offload)
+        case _:
+            return _named(moves.free)
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:

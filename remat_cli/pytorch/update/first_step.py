@@ -34,7 +34,7 @@ class FirstStep:
         """Watch the gradients of all parameters until the optimizer's step."""
         if self.is_over or self._hooks:
             return
-        self._parameters = list(self._updates.costs)
+        self._parameters = [parameter for parameter in self._updates.costs if parameter.requires_grad]
         if any(map(hooks_on_gradients, self._parameters)):
             self.note("hooks are registered on gradients")
         for parameter in self._parameters:

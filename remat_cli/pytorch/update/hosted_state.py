@@ -23,19 +23,30 @@ class HostedState:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self._arriving: set[torch.Tensor] = set()
         self._moving: dict[torch.Tensor, dict[int, torch.Tensor]] = {}  # new tensors, by the identity of the old
 
     def prefetch(self, parameter: torch.Tensor) -> None:
         """Start copying a parameter's state to its device, as far as it is on the host."""
         waiting = [tensor for tensor in self._state(parameter) if is_on_host(tensor)]
         self._moving[parameter] = {id(tensor): prefetch(tensor, parameter.device) for tensor in waiting}
+        self._arriving.add(parameter)
+
+    def fetch(self, parameter: torch.Tensor) -> None:
+        """Bring a parameter's state to its device, unless it is there."""
+        if parameter not in self._arriving:
+            self.prefetch(parameter)
+        self.arrive(parameter)
 
     def arrive(self, parameter: torch.Tensor) -> None:
-        """Let the optimizer hold the state on the device."""
-        self._replace(parameter, wait)
+        """Let the optimizer hold the state on the device, if it is on its way there."""
+        if parameter in self._arriving:
+            self._arriving.discard(parameter)
+            self._replace(parameter, wait)
 
     def offload(self, parameter: torch.Tensor) -> None:
         """Start copying a parameter's state to the host."""
+        self.arrive(parameter)
         leaving = [tensor for tensor in self._state(parameter) if not is_on_host(tensor)]
         leaving = [tensor for tensor in leaving if can_wait(tensor) and tensor.device == parameter.device]
         self._moving[parameter] = {id(tensor): offload(tensor) for tensor in leaving}

@@ -85,11 +85,15 @@ class Updates:
         self._gradient_hooks = [
             parameter.register_post_accumulate_grad_hook(weakly(self.update_moved))  # type: ignore[no-untyped-call]
             for parameter in (self.costs if by_hooks else ())
+            if parameter.requires_grad  # others are updated at the optimizer's step, once they do
         ]
         self.hosted, self.room_bytes = frozenset(hosted), room_bytes
-        for parameter in hosted:
-            self.state.offload(parameter)
-            self.state.release(parameter)
+        for parameter in self.costs:
+            if parameter in self.hosted:
+                self.state.offload(parameter)
+                self.state.release(parameter)
+            else:
+                self.state.fetch(parameter)
 
     # In the backward pass
 
@@ -131,6 +135,7 @@ class Updates:
                 parameter.grad += 0.0
                 self._zeroed.discard(parameter)
             self._used.add(parameter)
+            self.state.fetch(parameter)
             self._steps.step(self._group_of[parameter], [parameter])
             parameter.grad = UsedGradient.of(parameter, self._is_zeroed)
 
@@ -140,9 +145,6 @@ class Updates:
         Raises:
             UsageError: see `update`.
         """
-        self.check_stepped(parameter)
-        self.state.prefetch(parameter)
-        self.state.arrive(parameter)
         self.update_accumulated(parameter)
         if parameter in self.hosted:
             self.state.offload(parameter)

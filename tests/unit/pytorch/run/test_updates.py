@@ -71,7 +71,9 @@ CASES = [
     ("layers.*", "1GB", {}, "at optimizer.step()"),
     ("layers.*", "min", {"update": "step", "offload": True, "link_bandwidth": LINK}, "at optimizer.step()"),
     (None, "70%", {"offload": True, "link_bandwidth": LINK, "update": "step"}, "at optimizer.step()"),
-    (None, "min", {"offload": True, "link_bandwidth": LINK, "update": "step"}, "at optimizer.step()"),
+    (None, "60%", {"offload": True, "link_bandwidth": LINK}, "in the backward pass"),
+    (None, "min", {"offload": True, "link_bandwidth": LINK, "update": "backward"}, "in the backward pass"),
+    (None, "1GB", {}, "at optimizer.step()"),
 ]
 
 
@@ -88,7 +90,24 @@ def test_steps_have_eagers_bits_and_the_predicted_peak(
     predicted, measured = figures(model)
     assert measured[-1] == pytest.approx(predicted, rel=0.03)
     assert f"updates {where}" in str(plan_of(model))
+    if budget != "1GB":
+        assert predicted < 0.85 * (4 * sum(parameter.nbytes for parameter in model.parameters()))
     assert ("on the host" in str(plan_of(model))) == bool(options.get("offload"))
+
+
+@pytest.mark.parametrize("regions", [None, "layers.*"])
+def test_sizes_that_change_and_layers_that_are_frozen_have_eagers_bits(regions: str | None) -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    options: dict[str, Any] = {"offload": True, "link_bandwidth": LINK}
+    planned(model, budget="3MB", optimizer=others, regions=regions, update="backward", **options)
+    for number, rows in enumerate((24, 24, 12, 18, 24, 12)):
+        for one, optimizer in ((eager, its), (model, others)):
+            one.layers[4].requires_grad_(number != 3)
+            one(batches(1, rows)[0]).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number != 1)
+    assert_same(eager, its, model, others)
 
 
 def test_updates_wait_for_the_step_where_gradients_are_clipped() -> None:
