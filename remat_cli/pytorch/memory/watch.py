@@ -72,6 +72,7 @@ class StepWatch:
         self.state_bytes = 0
         self.calls = 0
         self._gradient_bytes = 0
+        self._left_out_bytes = 0
         self._live: LiveBytes | None = None
         self._is_begun = False
         self._step = 0
@@ -114,6 +115,7 @@ class StepWatch:
             given: arguments of the model's call.
         """
         self.calls = 1 if self._has_gone_back else self.calls + 1
+        self._left_out_bytes *= not self._has_gone_back
         self._has_gone_back = False
         if not self.left or is_profiling():
             return
@@ -192,6 +194,10 @@ class StepWatch:
         if step == self._step and not self._is_in_optimizer:
             self.pause()
 
+    def leave_out(self, size: int) -> None:
+        """Leave memory that only the first steps have out of this step's peak."""
+        self._left_out_bytes += size
+
     def drop(self) -> None:
         """Leave this step out: eager runs its backward pass."""
         self._is_dropped = True
@@ -212,10 +218,11 @@ class StepWatch:
     def _finish(self) -> None:
         if self._is_begun and self._live is not None:
             self._is_begun = False
-            most = self._live.end()
+            passes_bytes, optimizer_bytes = self._live.end()
             if not self._is_dropped:
                 self.left -= not self.awaits_backward
-                self._measured = MeasuredStep(*most, self._gradient_bytes)
+                passes_bytes -= self._left_out_bytes
+                self._measured = MeasuredStep(passes_bytes, optimizer_bytes, self._gradient_bytes)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if current_pass() is not None:  # a part of the backward pass, as many optimizers of one parameter each

@@ -127,7 +127,7 @@ class WholeRunner:
         self._judged: list[GraphRecord] = []  # plans as measured by the judge, by number
         self._largest = self._largest_so_far()
         self._first = sizes.at(self._largest)
-        self._slots = Slots(given, self._first.joint)
+        self._slots = Slots(given, self._first.joint, keeper.watch.leave_out)
 
     def interface(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the two graphs for all plans; plan for the captured sizes.

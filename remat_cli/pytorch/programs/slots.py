@@ -8,6 +8,7 @@ tensor whose shape has the number of the plan.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,10 @@ from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.programs.program import halves
 from remat_cli.pytorch.unstable.fakes import is_object
 from remat_cli.pytorch.unstable.joint_graphs import boxed, save_without_version_check
+from remat_cli.pytorch.unstable.tensors import version_of
+
+# The number of backward passes that have to find inputs unchanged before calls run without copies of them.
+_WATCHED_PASSES = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +46,14 @@ class PassFunctions:
         backward: runs the backward pass; takes sizes, saved values, and incoming gradients.
         unchecked: number of saved tensors that change in the step; they come after all others.
         objects: number of saved objects; they come last.
+        read_again: places of primals that the backward pass reads only because of recomputed ops.
     """
 
     forward: Callable[[list[Any]], Any]
     backward: Callable[[list[Any]], Any]
     unchecked: int
     objects: int
+    read_again: frozenset[int]
 
     @classmethod
     def of(
@@ -57,7 +64,9 @@ class PassFunctions:
         backward: Callable[[list[Any]], Any],
     ) -> PassFunctions:
         """Return the functions of a plan that saves these values of a joint graph."""
-        return cls(forward, backward, _unchecked(joint, saved), len(_places_of_objects(saved)))
+        return cls(
+            forward, backward, _unchecked(joint, saved), len(_places_of_objects(saved)), _read_again(joint, saved)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +98,69 @@ def _unchecked(joint: Joint, values: Sequence[fx.Node]) -> int:
     return sum(bool(tensors_of(node.meta.get("val"))) and joint.storage(node) in joint.changed for node in values)
 
 
+def _read_again(joint: Joint, saved: Sequence[fx.Node]) -> frozenset[int]:
+    """Return the places of saved primals that the plain backward pass does not read, and the step does not change."""
+    storages = {joint.storage(node) for node in saved if tensors_of(node.meta.get("val"))}
+    for op in joint.ops:
+        if op.phase is Phase.BACKWARD:
+            storages.difference_update(op.reads)
+    storages -= joint.changed
+    return frozenset(
+        place
+        for place, primal in enumerate(joint.primals)
+        if isinstance(primal.meta.get("val"), torch.Tensor) and joint.storage(primal) in storages
+    )
+
+
 def _places_of_objects(values: Sequence[fx.Node]) -> list[int]:
     """Return the places of values that are objects."""
     return [place for place, node in enumerate(values) if is_object(node.meta.get("val"))]
+
+
+class InputCopies:
+    """Copies of the caller's inputs for plans that read them again in the backward pass, where eager does not.
+
+    The caller may change such an input between the passes; only a backward pass shows whether it does. So the first
+    calls run on copies, beside the budget. Once backward passes have found the inputs unchanged, calls run on the
+    inputs themselves; where one was changed, all calls run on copies, which count.
+    """
+
+    def __init__(self, given: Captured, leave_out: Callable[[int], None] | None) -> None:
+        """Copy arguments of the captured function that are neither parameters nor buffers.
+
+        Args:
+            given: the graph from torch.
+            leave_out: told the bytes of copies that do not count; None if nobody can change the inputs.
+        """
+        self._places = frozenset() if leave_out is None else _arguments(given)
+        self._leave_out = leave_out
+        self._left = _WATCHED_PASSES
+        self._given: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def put_into(self, args: list[Any], read_again: frozenset[int]) -> None:
+        """Put copies in place of inputs that are read again."""
+        if not self._left:
+            return
+        for place in sorted(self._places & read_again):
+            value = args[place]
+            if type(value) is not torch.Tensor or value.is_inference():
+                continue
+            copy = value.clone()
+            if copy.stride() != value.stride():  # the plan is for these strides
+                continue
+            self._given.append((weakref.ref(value), version_of(value)))
+            args[place] = copy
+            if self._leave_out is not None and self._left > 0:
+                self._leave_out(copy.nbytes)
+
+    def note_backward(self) -> None:
+        """Note whether the inputs are unchanged as a backward pass begins."""
+        if not self._given:
+            return
+        if any((value := given()) is not None and version_of(value) != before for given, before in self._given):
+            self._left = -1
+        self._left -= self._left > 0
+        self._given.clear()
 
 
 class Slots:
@@ -101,13 +170,15 @@ class Slots:
         entries: schedules by the number on the ticket.
     """
 
-    def __init__(self, given: Captured, joint: Joint) -> None:
+    def __init__(self, given: Captured, joint: Joint, leave_out: Callable[[int], None] | None = None) -> None:
         """Reserve places for all tensors that change in the step, and for all objects.
 
         Args:
             given: the graph from torch.
             joint: the resolved graph at any sizes.
+            leave_out: as `InputCopies` takes it.
         """
+        self._copies = InputCopies(given, leave_out)
         self.entries: list[Entry] = []
         self._given = replace(given, primals=())  # the first call's primals would stay in memory
         self._tangents = len(tangents_of(given.module.graph))
@@ -130,6 +201,7 @@ class Slots:
         objects = [args[place] for place in self._objects[functions.objects :]]
         given = [*args, *entry.numbers]
         args.clear()
+        self._copies.put_into(given, functions.read_again)
         results = functions.forward(given)
         outputs, last = self._given.forward_outputs, len(results) - functions.unchecked - functions.objects
         missing = [torch.empty(0)] * (self._unchecked - functions.unchecked)
@@ -140,6 +212,7 @@ class Slots:
 
         The arguments are the ticket, the saved values and incoming gradients.
         """
+        self._copies.note_backward()
         entry = self.entries[args[0].shape[1]]
         functions = entry.pass_functions
         tangents = len(args) - self._tangents
@@ -197,6 +270,13 @@ class Slots:
             _input(graph, tangent)
         graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))
         return fx.GraphModule(given.module, graph)
+
+
+def _arguments(given: Captured) -> frozenset[int]:
+    """Return the places of primals that are neither parameters nor buffers."""
+    own = ("_parameters[", "_buffers[")
+    sources = enumerate(primal.source for primal in given.primals)
+    return frozenset(place for place, source in sources if source and not any(name in source for name in own))
 
 
 def _stand_in() -> None:

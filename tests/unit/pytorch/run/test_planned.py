@@ -124,15 +124,28 @@ class Halved(MLP):
         return super().forward(x * 0.5)
 
 
-def test_an_input_changed_before_the_backward_pass_is_refused_in_words_where_the_plan_reads_it() -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_an_input_may_change_before_the_backward_pass_where_only_recomputed_ops_read_it(needs_gradient: bool) -> None:
     twin, model = twins(Halved)
     _, plain = twins(Halved)
-    for call in (twin, PlannedCall(plain, Plain())):
-        loss = call(x := torch.ones(4, 16))
-        x.div_(2)
-        loss.backward()
+    weight = torch.ones(16, requires_grad=needs_gradient)
+    for call in (twin, PlannedCall(plain, Plain()), again(model)):
+        for _ in range(4):
+            loss = call(x := torch.ones(4, 16) * weight)
+            with torch.no_grad():
+                x.div_(2)
+            loss.backward()
     assert same(gradients(plain), gradients(twin))
-    loss = again(model)(x)
+    assert same(gradients(model), gradients(twin))
+
+
+def test_an_input_that_changes_only_later_is_refused_in_words() -> None:
+    _, model = twins(Halved)
+    call, x = again(model), torch.ones(4, 16)
+    for _ in range(2):
+        call(x).backward()
+    loss = call(x)
     x.div_(2)
     with pytest.raises(UsageError, match="an input of a planned call was changed in place"):
         loss.backward()
