@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from remat_cli.core.graph import Graph, Op, Phase
+from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Inplace, Schedule, Step, changes, with_frees
 
 
@@ -23,10 +24,14 @@ def movable_residents(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(movable, key=lambda name: (len(graph.consumers[name]) > 1, name in written)))
 
 
-def with_early_updates(graph: Graph) -> Graph:
+def with_early_updates(graph: Graph, link: Link | None = None) -> Graph:
     """Return the step with each update as early as it may run, as a backward op that writes nothing.
 
     An update needs its inputs, and follows every op that reads what it writes.
+
+    Args:
+        graph: the step.
+        link: link to the host over which the state comes; an update then lets as much other work go first.
     """
     updates = [op.edited(writes=(), phase=Phase.BACKWARD) for op in graph.ops if op.phase is Phase.UPDATE]
     if not updates:
@@ -37,8 +42,10 @@ def with_early_updates(graph: Graph) -> Graph:
         for name in awaited[op.name]:
             followers.setdefault(name, []).append(op)
     others = (op for op in graph.ops if op.phase is not Phase.UPDATE)
-    ready = [op for op in updates if not awaited[op.name]]
-    return replace(graph, ops=tuple(_in_turn(others, ready, awaited, followers)))
+    states = {op.name: sum(graph.tensors[name].bytes for name in graph.op[op.name].writes[1:]) for op in updates}
+    delays = {name: 0 if link is None else link.transfer_time(size) for name, size in states.items()}
+    ready = [(delays[op.name], op) for op in updates if not awaited[op.name]]
+    return replace(graph, ops=tuple(_in_turn(others, ready, awaited, followers, delays)))
 
 
 def _before(graph: Graph, update: Op) -> set[str]:
@@ -49,19 +56,27 @@ def _before(graph: Graph, update: Op) -> set[str]:
 
 
 def _in_turn(
-    others: Iterator[Op], ready: list[Op], awaited: dict[str, set[str]], followers: dict[str, list[Op]]
+    others: Iterator[Op],
+    waiting: list[tuple[int, Op]],
+    awaited: Mapping[str, set[str]],
+    followers: Mapping[str, list[Op]],
+    delays: Mapping[str, int],
 ) -> Iterator[Op]:
-    """Yield the ops in their order, each update once nothing is awaited."""
-    waiting = [*ready]
+    """Yield the ops in their order, each update when nothing is awaited, and its delay is over."""
+    now = 0
     while True:
-        op = waiting.pop(0) if waiting else next(others, None)
+        due = next((place for place, (time, _) in enumerate(waiting) if time <= now), None)
+        op = next(others, None) if due is None else waiting.pop(due)[1]
+        if op is None and waiting:
+            op = waiting.pop(0)[1]
         if op is None:
             return
         yield op
+        now += op.time
         for update in followers.get(op.name, ()):
             awaited[update.name].discard(op.name)
             if not awaited[update.name]:
-                waiting.append(update)
+                waiting.append((now + delays[update.name], update))
 
 
 def without_residents(graph: Graph, away: Collection[str], *, as_workspace: bool = True) -> Graph:

@@ -34,9 +34,10 @@ from remat_cli.planners.shared.limits import Limits
 from remat_cli.planning.asking import in_seconds
 from remat_cli.planning.step_views import movable_residents, with_early_updates, with_late_updates, without_residents
 
-# Of the planner's time limit, what each set of residents but the first may take.
+# Of the planner's time left, what each choice of residents but the first may take.
 _SHARE_OF_TIME = 1 / 4
-# The number of sets tried between the smallest that fits and the one with which the plain run fits.
+# The number of sets tried between the smallest that fits and the one with which the plain run fits, and of budgets for
+# the planner with all on the host.
 _BETWEEN = 3
 # How often a planner is asked again for less memory, where updates that go behind a rerun need more.
 _TRIES = 3
@@ -111,46 +112,60 @@ class _Composition:
     def result(self) -> PlanResult:
         """Return the best plan of all sets."""
         limits = Limits.of(getattr(self._planner, "time_limit", inf), observe=self.observe)
-        for number, count in enumerate(self._counts()):
+        for number, (view, count, budget) in enumerate(self._choices()):
             if number and (limits.is_over or self._is_best_possible):
                 break
             share = limits.seconds * (_SHARE_OF_TIME if number else 1.0)
-            self._try(self._movable[:count], in_seconds(self._planner, share) if self._movable else self._planner)
+            planner = in_seconds(self._planner, share) if self._movable else self._planner
+            self._try(without_residents(view, self._movable[:count]), self._movable[:count], planner, budget)
         return self._claim()
 
     @property
     def _is_best_possible(self) -> bool:
         return self._best is not None and self._best.trace.time <= self._bound.time
 
-    def _counts(self) -> Iterator[int]:
-        """Yield numbers of residents on the host, the most promising first."""
-        last = len(self._movable)
-        least = _first(last, lambda count: self._least_bytes(count) <= self._budget)
-        plain = _first(last, lambda count: self._plain_bytes(count) <= self._budget)
-        most = last if plain is None else plain
-        yield most
-        if least is not None and least < most:
-            yield least
-            yield from sorted({least + (most - least) * part // (_BETWEEN + 1) for part in range(1, _BETWEEN + 1)})
+    def _choices(self) -> Iterator[tuple[Graph, int, int]]:
+        """Yield views, numbers of residents on the host, and budgets for the planner, the most promising first.
 
-    def _at(self, count: int) -> Graph:
-        return without_residents(self._view, self._movable[:count])
+        With less memory for the planner, more is left in which residents may stay.
+        """
+        view, budget, last = self._view, self._budget, len(self._movable)
+        least = _first(last, lambda count: self._least_bytes(count) <= budget)
+        plain = self._plain_fits_with(view)
+        most = last if plain is None else plain
+        yield view, most, budget
+        if most == 0 or least is None:
+            return
+        later = with_early_updates(self.problem.graph, self.problem.link)
+        yield later, self._plain_fits_with(later) or last, budget
+        if least < most:
+            yield view, least, budget
+            for part in range(1, _BETWEEN + 1):
+                yield view, least + (most - least) * part // (_BETWEEN + 1), budget
+        needed = self._least_bytes(last)
+        for part in range(_BETWEEN, 0, -1):
+            yield view, last, needed + (budget - needed) * part // (_BETWEEN + 1)
+
+    def _plain_fits_with(self, view: Graph) -> int | None:
+        """Return the smallest number of residents on the host with which the plain run fits; None if none does."""
+
+        def fits(count: int) -> bool:
+            shown = without_residents(view, self._movable[:count])
+            return simulate(shown, plain_run(shown)).peak_bytes <= self._budget
+
+        return _first(len(self._movable), fits)
 
     def _least_bytes(self, count: int) -> int:
-        return largest_working_set(self._at(count), residents_stay=True).bytes
+        view = without_residents(self._view, self._movable[:count])
+        return largest_working_set(view, residents_stay=True).bytes
 
-    def _plain_bytes(self, count: int) -> int:
-        view = self._at(count)
-        return simulate(view, plain_run(view)).peak_bytes
-
-    def _try(self, away: Sequence[str], planner: Planner) -> None:
-        """Ask the planner with these residents on the host; less memory for it where its plan needs more."""
-        view, budget = without_residents(self._view, away), self._budget
+    def _try(self, view: Graph, away: Sequence[str], planner: Planner, budget: int) -> None:
+        """Ask the planner with these residents on the host; with less memory where its plan needs more."""
         for _ in range(_TRIES):
             if largest_working_set(view, residents_stay=True).bytes > budget:
                 return
             claim = planner.plan(replace(self.problem, graph=view, budget=Budget(budget)), _Views(self, away))
-            if len(away) == len(self._movable):
+            if len(away) == len(self._movable) and budget == self._budget:
                 self._refusal = claim
             if claim.schedule is None:
                 if claim.closest is not None:

@@ -39,6 +39,7 @@ from tests.bench.kernels import kernels
 from tests.bench.library import library
 from tests.bench.methods import methods
 from tests.bench.moccasin import moccasin
+from tests.bench.moved_state import moved_state
 from tests.bench.pipelines import pipelines
 from tests.bench.planted_tables import planted_tables
 from tests.bench.portfolio import portfolio
@@ -311,6 +312,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "library": lambda console: library(console, named_graphs(public_files())),
     "reshard": reshard,
     "transfers": lambda console: transfers(console, linked_files()),
+    "moved_state": moved_state,
     "kernels": kernels,
     "torch": torch_table,
     "lengths": lengths_table,
@@ -333,6 +335,7 @@ ONLY_WHEN_NAMED = (
     "checkpoints",
     "regions",
     "hosted",
+    "moved_state",
     "fused",
     "reshard",
     "models",

@@ -19,6 +19,7 @@ def test_the_promised_profiles_are_there() -> None:
     assert {path.stem for path in PROFILES} == {
         "generic",
         "v100",
+        "a10",
         "a100",
         "h100",
         "h200",

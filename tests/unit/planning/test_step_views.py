@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from remat_cli.core.graph import Graph, Kind, Phase, Residency
+from remat_cli.core.link import Link
 from remat_cli.core.schedule import Compute, Free, Offload, Schedule, Wait, plain_run, with_frees
 from remat_cli.planning.step_views import (
     movable_residents,
@@ -90,3 +93,10 @@ def test_update_that_reads_what_is_moved_meanwhile_cannot_go_behind() -> None:
     graph = updating_chain(1)
     runs = (Compute(name) for name in ("f1", "loss", "b1", "u1"))
     assert with_late_updates(graph, Schedule((*runs, Offload("dw1"), Wait("dw1"), Compute("f1")))) is None
+
+
+def test_update_lets_as_much_work_go_first_as_its_state_takes_over_the_link() -> None:
+    # The state of 4 bytes takes 2 units of time: one of the ops of 2.
+    assert names(with_early_updates(updating_chain(3), Link(Fraction(2)))) == [
+        *("f1", "f2", "f3", "loss", "b3", "b2", "u3", "b1", "u2", "u1")
+    ]
