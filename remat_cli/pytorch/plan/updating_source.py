@@ -80,6 +80,12 @@ class UpdatingSource(BudgetSource):
         """Watch the first step, unless the user says where updates run; see `ScheduleSource.begins_step`."""
         assert self.updates is not None
         self.updates.check_stepped()
+        if self.insists_on_backward and enclosing_parallel() is not None:
+            raise UsageError(
+                f"update={IN_BACKWARD!r}: DistributedDataParallel reduces gradients after the backward pass of a "
+                "parameter, and an update there would not see those of other ranks",
+                hint=f"update=True, or {IN_STEP!r}",
+            )
         first = self.first_step
         if first is None or self.updates.in_backward or self.update == IN_STEP:
             return False
@@ -276,6 +282,13 @@ def updating_source(source: BudgetSource, model: object, update: bool | str) -> 
             f"plans for {source.calls} calls before a backward pass leave the optimizer's step alone",
             hint="leave update out, or calls",
         )
+    if source.graph_options.accumulate:
+        if update == IN_BACKWARD:
+            raise UsageError(
+                f"update={IN_BACKWARD!r} and accumulate: an update needs the gradients of all passes",
+                hint=f"give update={IN_STEP!r}, or leave accumulate out",
+            )
+        update = IN_STEP
     if isinstance(model, nn.Module):
         check_owned(source.optimizer, list(model.parameters()))
     check_partial_steps(source.optimizer)

@@ -142,12 +142,26 @@ def of_another(model: nn.Module) -> optim.Optimizer:
         (lambda model: None, {}, "needs the optimizer itself"),
         (lambda model: optim.AdamW(model.parameters()), {"update": "later"}, "update is 'later'"),
         (lambda model: optim.AdamW(model.parameters()), {"calls": 2}, "leave the optimizer's step alone"),
+        (
+            lambda model: optim.AdamW(model.parameters()),
+            {"update": "backward", "accumulate": True},
+            "needs the gradients of all passes",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_words(make: Callable[[nn.Module], Any], options: dict[str, Any], words: str) -> None:
     _, model = pair()
     with pytest.raises(UsageError, match=words):
         planned(model, budget="1GB", optimizer=make(model), **{"update": True, **options})
+
+
+def test_updates_in_the_backward_pass_are_refused_within_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = pair()
+    optimizer = optim.AdamW(model.parameters())
+    planned(model, budget="1GB", optimizer=optimizer, update="backward")
+    monkeypatch.setattr("remat_cli.pytorch.plan.updating_source.enclosing_parallel", lambda: model)
+    with pytest.raises(UsageError, match="DistributedDataParallel reduces gradients"):
+        model(batches(1)[0])
 
 
 def test_a_skipped_step_is_an_error_where_parameters_were_updated() -> None:
