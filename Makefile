@@ -78,7 +78,7 @@ bench-page: install ## write the pages of results with their tables, into build/
 gpu: install ## train models as planned on a GPU, predicted beside measured, in eight minutes; ROWS="llama*" runs these only
 	$(BIN)/python -m tests.bench.gpu $(if $(ROWS),--rows $(ROWS))
 
-hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these; LARGE=1: graphs of 60 to 400 ops
+hunt: install ## hunt for false claims against an exhaustive search; each run with new seeds; SECONDS=3600 SEED=1 goes on, with these; LARGE=1: graphs of 16 to 400 ops
 	$(BIN)/python -m tests.hunt --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LARGE),--large)
 
 test-lowest: ## run the tests that need no PyTorch with the lowest releases that pyproject.toml declares

@@ -20,7 +20,7 @@ import click
 
 from remat_cli import __version__
 from remat_cli.cli.stdin import with_stdin_named
-from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave
+from remat_cli.cli.streams import drop_stdout, prepare_streams, reader_may_leave, stdout_kept
 from remat_cli.errors import ExitCode, RematError
 from remat_cli.machine.interruption import (
     comes_of_a_request,
@@ -72,6 +72,9 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command = import_module(f"remat_cli.cli.{cmd_name}").command
+        from remat_cli.formats.user_files import keep_stdout_by
+
+        keep_stdout_by(stdout_kept)
         heed_a_request_that_waits()
         assert isinstance(command, click.Command)
         return command

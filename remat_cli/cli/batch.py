@@ -232,5 +232,9 @@ def _run(
 ) -> None:
     from remat_cli.batch.loop import Interruption, run_jobs
 
-    with shown.progress() as observe, Interruption() as interruption, closing(make_executor()) as executor:
+    with (
+        shown.progress(may_print=True) as observe,
+        Interruption() as interruption,
+        closing(make_executor()) as executor,
+    ):
         run_jobs(waiting, executor, record, interruption, observe)

@@ -140,16 +140,16 @@ class Output:
             console.print(f"note: {clean(with_stdin_named(note))}", markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self, *, keeps_plans: bool = True) -> Iterator[Observer]:
-        """Show a planner's progress on a terminal and in the log.
+    def progress(self, *, keeps_plans: bool = True, may_print: bool = False) -> Iterator[Observer]:
+        """Show a planner's progress on a terminal, and note it in the log.
 
-        Note it in the log. Where stdout is to be JSON, solvers are kept off it.
+        What solvers and the user's code print goes to stderr: stdout is for the report, JSON or a file.
 
         Args:
             keeps_plans: whether an interrupted call goes on with the best plan until then.
+            may_print: whether the caller writes to stdout meanwhile, and nothing else does.
         """
-        is_json = self._as_json and not self._stdout_is_taken
-        with stdout_kept() if is_json else nullcontext(), self._shown_progress(keeps_plans=keeps_plans) as observe:
+        with nullcontext() if may_print else stdout_kept(), self._shown_progress(keeps_plans=keeps_plans) as observe:
             if _LOG.isEnabledFor(logging.INFO):
                 from remat_cli.cli.log import Logged
 

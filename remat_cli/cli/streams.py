@@ -82,6 +82,8 @@ def stdout_kept() -> Iterator[None]:
     """Send to stderr what libraries print to stdout, in Python or in C."""
     import ctypes  # late: most calls do without
 
+    with reader_may_leave():
+        sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:

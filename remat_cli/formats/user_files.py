@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,13 @@ _SCHEDULE = b'"format": "remat.schedule/'
 
 _noted: set[str] = set()
 _running = 0
+_stdout_kept: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def keep_stdout_by(kept: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the user's code within `kept()` from now on, which sends its prints elsewhere."""
+    global _stdout_kept
+    _stdout_kept = kept
 
 
 @contextmanager
@@ -28,7 +35,8 @@ def noting_files() -> Iterator[None]:
     known = set(sys.modules)
     _running += 1
     try:
-        yield
+        with _stdout_kept():
+            yield
     finally:
         _running -= 1
         modules = (sys.modules.get(name) for name in set(sys.modules) - known)

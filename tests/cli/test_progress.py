@@ -51,9 +51,19 @@ def test_json_is_json_whatever_a_solver_prints(remat: Remat, monkeypatch: pytest
     monkeypatch.setattr(SolverRun, "_solve", chatty)
     graph = tmp_path / "chain.json"
     graph.write_text(json.dumps(chain_document(12)))
-    ended = remat("plan", graph, "-c", "checkmate", "--budget", "70%", "--json")
-    assert ended.code == 0, ended.err
-    assert ended.json["planner"]["name"] == "checkmate"
-    assert "banner of Python" in ended.err
-    assert "banner of C" in ended.err
+    plan = ("plan", graph, "-c", "checkmate", "--budget", "70%")
+    (tmp_path / "remat.yaml").write_text("models: [{path: chain.json, planner: checkmate, budget: 70%}]\n")
+    for call, key in (
+        ((*plan, "--json"), "planner"),
+        ((*plan, "-o", "-"), "steps"),
+        ((*plan, "-o", "-", "--json"), "steps"),
+        (("check", tmp_path / "remat.yaml", "--json"), "models"),
+        (("check", tmp_path / "remat.yaml", "--format", "json=-"), "models"),
+    ):
+        ended = remat(*call)
+        assert ended.code == 0, ended.err
+        assert key in ended.json
+        assert "banner of Python" in ended.err
+        assert "banner of C" in ended.err
+    assert "banner" not in remat(*plan).out
     assert remat("plan", graph, "--budget", "100%").out  # stdout is whole again

@@ -384,6 +384,19 @@ def test_no_module_and_no_data_of_the_users_code_is_overwritten(remat: Remat, tm
     assert remat(*call, tmp_path / "old.json").code == 0  # the last plan, which the code runs
 
 
+@pytest.mark.parametrize("call", [("inspect", "STEP", "--json"), ("convert", "STEP", "-o", "-")])
+def test_what_the_users_code_prints_is_not_in_the_json(call: tuple[str, ...], remat: Remat, tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text(
+        "import os, torch\nfrom tests.torch_steps import MLP\nprint('imported')\n"
+        "def step():\n    os.system('echo built')\n    return MLP(2), torch.randn(8, 16)\n"
+    )
+    ended = remat(*(f"{tmp_path}/talks.py:step" if part == "STEP" else part for part in call))
+    assert ended.code == 0, ended.err
+    assert isinstance(ended.json, dict)
+    assert "imported" in ended.err
+    assert "built" in ended.err
+
+
 def test_example_is_planned(remat: Remat) -> None:
     ended = remat("plan", STEP, "--dim", "batch=8", "--budget", "90%", "--planner", "dtr", "--json")
     assert ended.code == 0

@@ -1,6 +1,6 @@
 """`make hunt SECONDS=600`: draws problems and tables of buffers, and stops at the first claim that is false.
 
-With LARGE=1: graphs of 60 to 400 ops, with budgets at the edge.
+With LARGE=1: graphs of 16 to 400 ops, with budgets at the edge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat_cli.planners import OFFLOADING
 from tests.hunt.claims import QUICK, check_by_each_other, check_by_oracle, planners
 from tests.hunt.edges import check_edge, edge
 from tests.hunt.problems import LARGER, SMALL, TINY, moved_problems, problems_with_link, varied_problems
-from tests.hunt.tables import check_table
+from tests.hunt.tables import check_above_load, check_table
 
 # Problems that are drawn from one seed. A claim that is false is made small with these in hand.
 _BATCH = 10
@@ -102,6 +102,7 @@ def _place(number: int, tried: Counter[str]) -> None:
         for seed_of_table in range(number * _TABLES, (number + 1) * _TABLES):
             tried["tables"] += 1
             check_table(seed_of_table)
+        tried["above load"] += check_above_load(number)
     except Exception:
         print(f"a false claim, or a fault: seed {number}, tables of buffers", file=sys.stderr)
         raise
@@ -112,7 +113,8 @@ def _described(tried: Counter[str]) -> str:
     moving = f"{tried['moving']:,} that transfers decide"
     problems = f"{tried['small']:,} small problems, {tiny}, {moving}, {tried['larger']:,} larger ones"
     asked = f"{len(planners())}, as many, {len(OFFLOADING)}, and {len(QUICK)} planners each"
-    return f"{problems}; {asked}; {tried['tables']:,} tables of buffers"
+    tables = f"{tried['tables']:,} tables of buffers, {tried['above load']:,} that do not fit their load"
+    return f"{problems}; {asked}; {tables}"
 
 
 def main() -> None:
@@ -120,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, help="of the first problems; by default another one in each run")
-    parser.add_argument("--large", action="store_true", help="graphs of 60 to 400 ops, with budgets at the edge")
+    parser.add_argument("--large", action="store_true", help="graphs of 16 to 400 ops, with budgets at the edge")
     arguments = parser.parse_args()
     first_seed = randrange(10**9) if arguments.seed is None else arguments.seed
     print(f"seeds from {first_seed} on", flush=True)

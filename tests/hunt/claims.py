@@ -20,6 +20,7 @@ from tests.oracle import least_peak, least_time
 from tests.second_judge import replayed
 from tests.transfer_oracle import TransferOracle
 
+NOTHING: Mapping[str, Solution] = {}
 # What the oracles know.
 _BY_ORACLE = (Scope.ANY_PLAN, Scope.ANY_ORDER, Scope.FIXED_ORDER)
 
@@ -107,9 +108,18 @@ def _check(name: str, solution: Solution, truth: Mapping[Scope, int | None], lea
         assert solution.trace.time <= least, f"{name}: not optimal, {solution.scope}"
 
 
-def check_by_each_other(problem: Problem, names: Collection[str] = (), **limits: Any) -> dict[str, Solution]:
-    """Hold what each planner proves against the plans of all others, as far as its scope goes; return what they say."""
-    found = solutions(problem, names, **limits)
+def check_by_each_other(
+    problem: Problem, names: Collection[str] = (), others: Mapping[str, Solution] = NOTHING, **limits: Any
+) -> dict[str, Solution]:
+    """Hold what each planner proves against the plans of all others, as far as its scope goes; return what they say.
+
+    Args:
+        problem: what is planned.
+        names: of planners; none for all.
+        others: plans that no planner made.
+        limits: of planners.
+    """
+    found = {**solutions(problem, names, **limits), **others}
     for prover, proof in found.items():
         for name, other in found.items():
             if other.trace is None:

@@ -1,4 +1,4 @@
-"""Problems of 60 to 400 ops whose budget lies at the edge: where plans end, and proofs that nothing fits begin."""
+"""Problems of 16 to 400 ops whose budget lies at the edge: where plans end, and proofs that nothing fits begin."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from remat_cli.core.solve import Solution, solve
 from remat_cli.errors import PlannerRefuses
 from remat_cli.generate.layered import Layered
 from remat_cli.generate.transformer import Transformer
+from remat_cli.planning.given import Given
 from remat_cli.synthesis import synthesize
 from tests.graphs import training_chain, training_unet
 from tests.hunt.claims import check_by_each_other, planners
 from tests.hunt.problems import resized, tangled, varied
+from tests.hunt.staged_program import SOLVERS, plan_by_solver, suits
 
 _FEWEST, _MOST = 60, 400
+# For one graph in three: so small that SCIP and HiGHS find plans.
+_FEWEST_FOR_SOLVERS = 16
+# As much longer than planners may such a solver search.
+_TIMES_FOR_SOLVERS = 5
 # Planners that go on to a small peak where they find nothing that fits.
 _FINDERS = ("dtr", "retention", "checkmate_lp")
 
@@ -48,8 +54,9 @@ def edge(seed: int, seconds: float) -> Edge:
 
 
 def drawn_graph(rng: random.Random) -> Graph:
-    """Draw a graph of 60 to 400 ops, or few more."""
-    count, seed = rng.randrange(_FEWEST, _MOST + 1), rng.randrange(2**32)
+    """Draw a graph of 60 to 400 ops, or few more; one in three has 16 to 60."""
+    is_large, seed = rng.random() < 2 / 3, rng.randrange(2**32)
+    count = rng.randrange(_FEWEST, _MOST + 1) if is_large else rng.randrange(_FEWEST_FOR_SOLVERS, _FEWEST)
     match rng.choice(["chain", "unet", "tangled", "layered", "transformer"]):
         case "chain":
             graph = training_chain(count // 2)
@@ -80,11 +87,19 @@ def _runs_of_small_peak(graph: Graph, seconds: float) -> tuple[Trace, ...]:
 
 
 def check_edge(at: Edge, seconds: float) -> Counter[str]:
-    """Hold each planner's verdict against all others' plans, and `runs`; return how many verdicts of each kind."""
-    found = check_by_each_other(at.problem, time_limit=seconds)
+    """Hold each planner's verdict against all others' plans, those of solvers, and `runs`.
+
+    Return how many verdicts of each kind, and how many plans of each solver.
+    """
+    others = {}
+    for solver in SOLVERS if suits(at.problem.graph) else ():
+        schedule = plan_by_solver(at.problem, solver, _TIMES_FOR_SOLVERS * seconds)
+        if schedule is not None:
+            others[solver] = solve(at.problem, Given(schedule, solver))
+    found = check_by_each_other(at.problem, others=others, time_limit=seconds)
     for name, solution in found.items():
         check_runs(name, solution, at)
-    return Counter(_verdict(solution) for solution in found.values())
+    return Counter(f"by {name}" if name in others else _verdict(solution) for name, solution in found.items())
 
 
 def _verdict(solution: Solution) -> str:
