@@ -254,7 +254,10 @@ def check_text(project: Project, outcomes: Sequence[CheckOutcome]) -> bytes:
 
 
 class _Lines:
-    """One line per model, in columns; names get the remaining width."""
+    """One line per model, in columns; names get the remaining width.
+
+    Where too little remains, each figure has a line of its own.
+    """
 
     def __init__(self, outcomes: Sequence[CheckOutcome]) -> None:
         self._outcomes = outcomes
@@ -264,12 +267,24 @@ class _Lines:
         rows = [figures(outcome, headings) for outcome in self._outcomes]
         widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
         left = options.max_width - _INDENT - sum(len(_GAP) + width for width in widths)
-        names = [shorten(outcome.model.name, max(_NARROWEST_NAME, left)) for outcome in self._outcomes]
+        if left < _NARROWEST_NAME:
+            yield from self._one_below_the_other(options.max_width - _INDENT, headings, rows)
+            return
+        names = [shorten(outcome.model.name, left) for outcome in self._outcomes]
         width = max(map(cell_len, ("model", *names)))
         heading = "check".ljust(_INDENT) + _in_columns("model", width, headings, widths)
         yield Text(heading, QUIET_STYLE, no_wrap=True)
         for outcome, name, row in zip(self._outcomes, names, rows, strict=True):
             yield from _lines(outcome, _in_columns(name, width, row, widths))
+
+    def _one_below_the_other(
+        self, width: int, headings: Sequence[str], rows: Sequence[Sequence[str]]
+    ) -> Iterator[RenderableType]:
+        longest = max(map(cell_len, headings))
+        for outcome, row in zip(self._outcomes, rows, strict=True):
+            lines = [f"{heading:{longest}}{_GAP}{cell}" for heading, cell in zip(headings, row, strict=True) if cell]
+            below = [Padding(Text(line), (0, 0, 0, _INDENT)) for line in lines]
+            yield from _lines(outcome, shorten(outcome.model.name, max(_NARROWEST_NAME, width)), below)
 
 
 def _in_columns(name: str, width: int, cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -278,10 +293,11 @@ def _in_columns(name: str, width: int, cells: Sequence[str], widths: Sequence[in
     return _GAP.join([name + " " * (width - cell_len(name)), *padded])
 
 
-def _lines(outcome: CheckOutcome, columns: str) -> Iterator[RenderableType]:
+def _lines(outcome: CheckOutcome, columns: str, below: Sequence[RenderableType] = ()) -> Iterator[RenderableType]:
     verdict = outcome.verdict
     mark = verdict.ljust(_VERDICT_WIDTH)
     yield Text.assemble((mark, _STYLES[verdict]), _GAP, columns, no_wrap=True)
+    yield from below
     for failure in outcome.failures:
         body: list[RenderableType] = [Text(sentence(clean(failure.reason)))]
         if failure.remedies:

@@ -122,6 +122,14 @@ class TestTable:
         long = replace(HOLDS, model=model("a" * 200))
         assert max(map(len, rendered(check_report((long, FAILS)), width=80).splitlines())) <= 80
 
+    def test_a_narrow_terminal_shows_each_figure(self) -> None:
+        text = rendered(check_report((replace(HOLDS, before=FIGURES), FAILS)), width=40)
+        assert max(map(len, text.splitlines())) <= 40
+        wide = rendered(check_report((replace(HOLDS, before=FIGURES), FAILS)), width=200).splitlines()[1]
+        figures = wide.split("  ")[2:]
+        assert all(figure.strip() in text for figure in figures)
+        assert "plain peak  3.266 GB" in text
+
     def test_nothing_in_a_name_reaches_the_terminal(self) -> None:
         text = rendered(check_report((NAMED,)))
         assert not set(text) & set("\x1b\x00\r\ud800\u2028")
