@@ -119,11 +119,14 @@ class Preference:
             beyond the number of ranks that follow; None: no limit but memory.
         patient: whether a rank with nothing else to do waits, rather than run a pass of weights that would delay a job
             known to come.
+        cautious: whether a forward pass leaves room for what its microbatch needs later; otherwise the order may not
+            fit, or not end.
     """
 
     deepest_first: bool = True
     in_flight: int | None = None
     patient: bool = True
+    cautious: bool = True
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,8 @@ class _Ranks:
             flying = self.done[chunk, JobKind.FORWARD] - min(self.done[chunk, kind] for kind in point.passes)
             if flying >= max(1, self.scheduler.preference.in_flight + len(self.jobs) - rank):
                 return False
+        if not self.scheduler.preference.cautious:
+            return self.kept[rank] + point.peak_bytes(kind) <= limit
         needs = sum(points[other].kept_bytes for other in later)
         running = max(
             max(points[other].peak_bytes(kind) for kind in points[other].passes) - points[other].kept_bytes

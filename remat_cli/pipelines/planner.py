@@ -360,9 +360,10 @@ class _CutSearch:
         between = [self._transfer[chunk][chunk + 1] for chunk in range(len(self._chunks) - 1)]
         deepest = (True, False) if self._request.chunks > 1 else (True,)
         patience = (True, False) if self._request.split_backward else (True,)
-        for choice, in_flight, deepest_first, patient in product(choices, _IN_FLIGHT, deepest, patience):
+        tried = product(choices, _IN_FLIGHT, deepest, patience, (True, False))
+        for choice, in_flight, deepest_first, patient, cautious in tried:
             points = [points[index] for points, index in zip(curves, choice, strict=True)]
-            preference = Preference(deepest_first, in_flight, patient)
+            preference = Preference(deepest_first, in_flight, patient, cautious)
             scheduler = ListScheduler(
                 self._rank_of, self._request.microbatches, points, self._room, between, preference
             )
