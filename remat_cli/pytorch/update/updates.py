@@ -14,6 +14,7 @@ import torch
 
 from remat_cli.errors import UsageError
 from remat_cli.pytorch.memory.watch import weakly
+from remat_cli.pytorch.unstable.modules import hooks_on_gradients
 from remat_cli.pytorch.update.costs import UpdateCost, update_costs
 from remat_cli.pytorch.update.gradients import UsedGradient, as_accumulated
 from remat_cli.pytorch.update.hosted_state import HostedState
@@ -106,6 +107,8 @@ class Updates:
             UsageError: the parameter was updated before, and no step of the optimizer followed.
         """
         self.check_stepped(parameter)
+        if hooks_on_gradients(parameter):
+            raise UsageError("a hook is registered on a gradient that the backward pass would use up", hint=_STEP)
         with torch.no_grad():
             if isinstance(parameter.grad, UsedGradient):
                 raise UsageError(

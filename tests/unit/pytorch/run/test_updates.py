@@ -164,6 +164,16 @@ def test_updates_in_the_backward_pass_are_refused_within_data_parallel(monkeypat
         model(batches(1)[0])
 
 
+def test_hooks_on_gradients_are_refused_where_no_gradient_comes() -> None:
+    _, model = pair()
+    optimizer = optim.AdamW(model.parameters())
+    planned(model, budget="1GB", optimizer=optimizer, regions=None, update="backward")
+    weight: Any = model.get_parameter("layers.0.1.weight")
+    weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(UsageError, match="a hook is registered on a gradient"):
+        model(batches(1)[0]).backward()
+
+
 def test_a_skipped_step_is_an_error_where_parameters_were_updated() -> None:
     _, model = pair()
     optimizer = optim.AdamW(model.parameters())

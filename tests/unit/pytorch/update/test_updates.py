@@ -45,8 +45,9 @@ class Counting(optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            group["count"] = group.get("count", 0) + 1
-            group["lr"] = 0.1 / group["count"]
+            if any(parameter.grad is not None for parameter in group["params"]):
+                group["count"] = group.get("count", 0) + 1
+                group["lr"] = 0.1 / group["count"]
         return super().step(closure)
 
 
