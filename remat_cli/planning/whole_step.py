@@ -140,11 +140,11 @@ class _Composition:
         yield later, self._plain_fits_with(later) or last, budget
         if least < most:
             yield view, least, budget
-            for part in range(1, _BETWEEN + 1):
-                yield view, least + (most - least) * part // (_BETWEEN + 1), budget
         needed = self._least_bytes(last)
         for part in range(_BETWEEN, 0, -1):
             yield view, last, needed + (budget - needed) * part // (_BETWEEN + 1)
+        for part in range(1, _BETWEEN + 1):
+            yield view, least + (most - least) * part // (_BETWEEN + 1), budget
 
     def _plain_fits_with(self, view: Graph) -> int | None:
         """Return the smallest number of residents on the host with which the plain run fits; None if none does."""
