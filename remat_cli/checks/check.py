@@ -40,7 +40,7 @@ from remat_cli.machine.cores import process_pool
 from remat_cli.machine.system_limits import refusal_of
 from remat_cli.planning import Planning, exact_overhead, plan, within_overhead
 from remat_cli.prepare import Prepared, prepare
-from remat_cli.runtime.execution import check_can_execute, execute_plan
+from remat_cli.runtime.execution import check_can_execute, check_is_predicted, execute_plan
 from remat_cli.settings import Setting, as_text, in_config, on_command_line
 from remat_cli.studies.eager import EagerReplay, eager_run
 from remat_cli.studies.progress import Prefixed
@@ -418,6 +418,7 @@ class _Check:
         """
         options = replace(self.model.graph, mode=prepared.mode, parts=prepared.options.parts)
         check_can_execute(self.model.path, options, schedule)
+        check_is_predicted(prepared)
         execution = execute_plan(
             self.model.path,
             options,

@@ -84,7 +84,7 @@ def command(
     from remat_cli.reports.summary import verify_summary
     from remat_cli.reports.terminal.execution import executed_report, execution_summary
     from remat_cli.reports.terminal.plan import verify_report
-    from remat_cli.runtime.execution import check_can_execute, execute_plan
+    from remat_cli.runtime.execution import check_can_execute, check_is_predicted, execute_plan
 
     config, limit = merge_config(given), parse_duration(time_limit)
     fed = dict(map(parse_value, inputs))
@@ -113,6 +113,7 @@ def command(
     streams = Output(as_json=as_json, quiet=quiet)
     execution: ModelExecution | StepExecution | None = None
     if execute and broken is None:
+        check_is_predicted(prepared)
         with streams.progress() as observe:
             execution = execute_plan(
                 graph,

@@ -49,6 +49,17 @@ def check_can_execute(path: Path, options: GraphOptions, schedule: Schedule) -> 
     check_can_measure()
 
 
+def check_is_predicted(prepared: Prepared) -> None:
+    """Check that a run can take the predicted memory.
+
+    Raises:
+        UsageError: it is known to take more.
+    """
+    if prepared.understated is not None:
+        why, remedy = prepared.understated
+        raise UsageError(f"{prepared.graph.name} cannot run as predicted: {why}", hint=remedy)
+
+
 def execute_as_it_is(
     path: Path,
     prepared: Prepared,
@@ -65,6 +76,7 @@ def execute_as_it_is(
     schedule = plain_run(prepared.graph)
     options = replace(prepared.options, mode=prepared.mode)
     check_can_execute(path, options, schedule)
+    check_is_predicted(prepared)
     if names_step(path):
         _check_draws(path, fed)
         step = execute_plan(path, options, prepared.graph, schedule, link=prepared.link, seed=seed, observe=observe)

@@ -430,3 +430,15 @@ class TestFuse:
         assert ended.code == 2
         assert "is no ONNX model" in ended.err
         assert not (tmp_path / "p.onnx").exists()
+
+
+def test_a_model_that_takes_more_than_predicted_is_not_run(tmp_path: Path, remat: Remat) -> None:
+    proto = Model([node("Exp", ["x"], ["y"])], [value("x", [512], TensorProto.FLOAT16)]).proto()
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    path, plan = tmp_path / "half.onnx", tmp_path / "s.json"
+    onnx.save(proto, path)
+    assert remat("plan", path, "--mode", "inference", "--budget", "100%", "-o", plan).code == 0
+    ended = remat("verify", path, plan, "--execute")
+    assert (ended.code, ended.out) == (2, "")
+    assert "cannot run as predicted" in ended.err
+    assert "remat fuse" in ended.err

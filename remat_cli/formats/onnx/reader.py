@@ -130,7 +130,7 @@ def _reading(read: SizedModel, options: ReadOptions, name: str) -> Reading:
         parameters=parameters(sized),
         notes=(
             *_notes(model, inference, sized, estimated),
-            *(["; ".join(understated)] if understated else []),
+            *(["; ".join((*understated, "'remat verify --execute' refuses this one"))] if understated else []),
             *_kernel_notes(sized, options),
         ),
         training_notes=(*_constant_weights(read), *missing_norms(model)),
