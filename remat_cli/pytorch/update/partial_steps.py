@@ -55,7 +55,8 @@ class PartialSteps:
         finally:
             optimizer.param_groups, self.is_running = groups, False
         # Counters of steps, as other optimizers have: all parameters see the count from before the step.
-        changed = {name: part[name] for name in options if part.get(name) is not options[name]}
+        changed = {name: value for name, value in part.items() if name not in options or value is not options[name]}
+        del changed["params"]
         self._options.setdefault(number, {}).update(changed)
 
     def finish(self) -> None:
