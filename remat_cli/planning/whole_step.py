@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from remat_cli.core.bounds import largest_working_set
-from remat_cli.core.graph import Graph
+from remat_cli.core.graph import Graph, Residency
 from remat_cli.core.link import Duplex
 from remat_cli.core.problem import (
     Bound,
@@ -104,6 +104,7 @@ class _Composition:
         self._budget = problem.budget.device_bytes
         self._view = with_early_updates(problem.graph)
         self._movable = movable_residents(problem.graph) if problem.offload else ()
+        self._states = sum(problem.graph.tensors[name].resident is Residency.STATE for name in self._movable)
         self._bound = bound_with_moves(problem, self._movable)
         self._best: _Found | None = None
         self._closest: _Found | None = None
@@ -138,6 +139,8 @@ class _Composition:
             return
         later = with_early_updates(self.problem.graph, self.problem.link)
         yield later, self._plain_fits_with(later) or last, budget
+        if least <= self._states < most:
+            yield view, self._states, budget
         if least < most:
             yield view, least, budget
         needed = self._least_bytes(last)
@@ -164,7 +167,10 @@ class _Composition:
         for _ in range(_TRIES):
             if largest_working_set(view, residents_stay=True).bytes > budget:
                 return
-            claim = planner.plan(replace(self.problem, graph=view, budget=Budget(budget)), _Views(self, away))
+            # Where all state passes the link, it has no time for what the planner would move.
+            offload = self.problem.offload and len(away) != self._states
+            problem = replace(self.problem, graph=view, budget=Budget(budget), offload=offload)
+            claim = planner.plan(problem, _Views(self, away))
             if len(away) == len(self._movable) and budget == self._budget:
                 self._refusal = claim
             if claim.schedule is None:
