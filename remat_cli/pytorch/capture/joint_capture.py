@@ -90,6 +90,13 @@ class Captured:
     released: Released = field(default_factory=Released)
     is_sized_by_data: bool = False
 
+    @property
+    def arguments(self) -> frozenset[int]:
+        """The places of primals that are neither parameters nor buffers."""
+        own = ("_parameters[", "_buffers[")
+        sources = enumerate(primal.source for primal in self.primals)
+        return frozenset(place for place, source in sources if source and not any(name in source for name in own))
+
 
 # Gets the joint graph, and returns forward and backward graph.
 Divide = Callable[[Captured], tuple[fx.GraphModule, fx.GraphModule]]

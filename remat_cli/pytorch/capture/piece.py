@@ -9,6 +9,7 @@ from torch import nn
 
 from remat_cli.pytorch.capture.joint import Joint
 from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.ops import tensors_of
 from remat_cli.pytorch.capture.split import split
 from remat_cli.splitting import Split
 
@@ -35,6 +36,13 @@ class Piece:
             GraphError: see `Joint.of`.
         """
         return cls(Joint.of(captured), captured, modules)
+
+    @property
+    def input_names(self) -> frozenset[str]:
+        """The names of the tensors that a call is given."""
+        places, joint = self.captured.arguments, self.joint
+        given = (node for place, node in enumerate(joint.primals) if place in places)
+        return frozenset(joint.storage(node).name for node in given if tensors_of(node.meta.get("val")))
 
     def releasing(self, outputs: frozenset[int]) -> Piece:
         """Return the piece with these forward outputs freed before the backward pass."""

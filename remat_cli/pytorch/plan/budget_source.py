@@ -64,6 +64,7 @@ class OwnState:
         standing_bytes: of gradients and buckets that were there when a graph was last captured.
         calls: largest number of calls before a backward pass that measured steps have shown.
         kept_bytes: of the missing memory of the last measured step, what further calls kept between their passes.
+        inputs: names of the tensors that calls are given, in the graphs that were captured.
     """
 
     granted: int = 0
@@ -72,6 +73,7 @@ class OwnState:
     standing_bytes: int = 0
     calls: int = 1
     kept_bytes: int = 0
+    inputs: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -373,6 +375,7 @@ class BudgetSource(ScheduleSource):
         """Return the reading of a piece."""
         used = {storage_key(primal.value) for primal in piece.captured.primals if primal.value is not None}
         self.own.standing_bytes = self.standing(piece.modules)
+        self.own.inputs |= piece.input_names
         resident = unused_bytes(piece.modules, used) + self.state_bytes() + self.own.standing_bytes + self.free_bytes
         optimizer = None if self.optimizer is None else type(self.optimizer).__name__
         return reading_of(piece.joint, piece.captured, NAME, resident, optimizer)
@@ -463,7 +466,7 @@ class BudgetSource(ScheduleSource):
 
     def several(self, calls: int) -> SeveralCalls:
         """Return so many calls before a backward pass."""
-        return SeveralCalls(calls, self.graph_options.accumulate)
+        return SeveralCalls(calls, self.graph_options.accumulate, self.own.inputs)
 
     def request_for(self, graph: Graph) -> Request:
         """Return the request for a graph as it is, whole or in parts.

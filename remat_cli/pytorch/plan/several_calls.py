@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from remat_cli.core.graph import Graph
@@ -22,10 +23,12 @@ class SeveralCalls:
     Attributes:
         calls: number of calls.
         accumulate: gradients are in memory before the step, which adds to them.
+        inputs: names of the tensors that each call is given.
     """
 
     calls: int
     accumulate: bool
+    inputs: Set[str] = frozenset()
 
     def planned(self, alone: Planning, free_bytes: int) -> GraphRecord:
         """Return a plan for several calls before a backward pass.
@@ -84,11 +87,12 @@ class SeveralCalls:
     def others_bytes(self, graph: Graph, schedule: Schedule) -> int:
         """Return the memory of other calls while one of them runs its backward pass.
 
-        They keep tensors between their passes, or have left gradients.
+        They keep inputs and other tensors between their passes, or have left gradients.
         """
         if self.calls == 1:
             return 0
         kept = kept_between(graph, schedule)
+        kept += sum(tensor.bytes for name, tensor in graph.tensors.items() if name in self.inputs)
         gradients = sum(graph.tensors[name].bytes for name in graph.outputs if name in graph.producer)
         if self.accumulate:  # they are counted already
             gradients = 0

@@ -6,6 +6,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from remat_cli.errors import DoesNotFit, RematError
 from remat_cli.pytorch.memory.live import bytes_in
 from remat_cli.pytorch.memory.watch import MeasuredStep
@@ -24,6 +26,7 @@ from remat_cli.pytorch.plan.region_runner import RegionHooks
 from remat_cli.pytorch.plan.rehearsing import Rehearsing
 from remat_cli.pytorch.plan.updating_choice import choose_with_updates
 from remat_cli.pytorch.plan.updating_source import UpdatingSource
+from remat_cli.pytorch.unstable import pytree
 
 
 class StepPlans:
@@ -173,6 +176,7 @@ class StepPlans:
         if request.given is not None:
             request.given.check_calls(names)
         kinds = self._planner.kinds(rehearsed)
+        given = (value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
         curves = [kind.points for kind in kinds]
         step = BlockStep(
             rehearsed.always,
@@ -180,7 +184,7 @@ class StepPlans:
             names,
             curves,
             calls=request.asked.calls,
-            kept_outside=rehearsal.kept,
+            kept_outside=rehearsal.kept + bytes_in(given),
             gradients=0 if request.asked.graph_options.accumulate else bytes_in(request.trained),
         )
         if request.asked.request.offload and kinds:

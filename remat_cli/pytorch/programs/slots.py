@@ -132,7 +132,7 @@ class InputCopies:
             given: the graph from torch.
             leave_out: told the bytes of copies that do not count; None if nobody can change the inputs.
         """
-        self._places = frozenset() if leave_out is None else _arguments(given)
+        self._places = frozenset() if leave_out is None else given.arguments
         self._leave_out = leave_out
         self._left = _WATCHED_PASSES
         self._given: list[tuple[weakref.ref[torch.Tensor], int]] = []
@@ -270,13 +270,6 @@ class Slots:
             _input(graph, tangent)
         graph.output(tuple(_output(graph, value) for value in outputs_of(given.module.graph)[given.forward_outputs :]))
         return fx.GraphModule(given.module, graph)
-
-
-def _arguments(given: Captured) -> frozenset[int]:
-    """Return the places of primals that are neither parameters nor buffers."""
-    own = ("_parameters[", "_buffers[")
-    sources = enumerate(primal.source for primal in given.primals)
-    return frozenset(place for place, source in sources if source and not any(name in source for name in own))
 
 
 def _stand_in() -> None:
