@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -27,6 +27,7 @@ class Piece:
     joint: Joint
     captured: Captured
     modules: Sequence[nn.Module] = ()
+    _in_parts: dict[tuple[tuple[str, Split], ...], Piece] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, captured: Captured, modules: Sequence[nn.Module] = ()) -> Piece:
@@ -49,11 +50,15 @@ class Piece:
         return replace(self, joint=self.joint.releasing(outputs))
 
     def in_parts(self, cuts: Mapping[str, Split]) -> Piece:
-        """Return the piece with regions in parts.
+        """Return the piece with regions in parts, written once for each set of cuts.
 
         Raises:
             UsageError: one cannot be split.
         """
         if not cuts:  # resolving the graph changes it, and is done once
             return self
-        return Piece.of(split(self.captured, cuts), self.modules).releasing(self.joint.released)
+        key = tuple(cuts.items())
+        if key not in self._in_parts:
+            written = Piece.of(split(self.captured, cuts), self.modules)
+            self._in_parts[key] = written.releasing(self.joint.released)
+        return self._in_parts[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from remat_cli.core.graph import Graph
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import baseline_of
 from remat_cli.errors import DoesNotFit, UsageError
+from remat_cli.pytorch.capture import piece as piece_module
 from remat_cli.pytorch.capture.joint_capture import Captured
+from remat_cli.pytorch.capture.split import split
 from remat_cli.pytorch.memory.memory import peak_of
 from remat_cli.pytorch.plan.record import GraphRecord
 from remat_cli.pytorch.run.call import PlannedCall
 from remat_cli.pytorch.run.planned import plan_of, planned
+from remat_cli.splitting import Split
 
 QUICK = {"time_limit": 0.4}
 BLOCKS = {"time_limit": 0.05}  # for each plan of a block; cuts are searched for in 20 times that
@@ -120,6 +123,20 @@ def test_a_step_in_parts_keeps_its_budget_and_its_gradients(model: nn.Module) ->
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert one.grad is not None
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_cuts_are_written_once_for_drafts_plans_and_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, str]] = []
+
+    def counted(captured: Captured, cuts: Mapping[str, Split]) -> Captured:
+        written.append((id(captured), str(cuts)))
+        return split(captured, cuts)
+
+    monkeypatch.setattr(piece_module, "split", counted)
+    model = planned(Head(), budget="70%", split=True, options=QUICK)
+    steps(model, *words(), count=1)
+    assert plan_of(model).graphs[0].parts
+    assert len(written) == len(set(written)) > 0
 
 
 def test_compiled_kernels_run_in_parts_at_the_peak_that_is_read_from_them() -> None:
