@@ -20,7 +20,7 @@ from remat_cli.settings import Said
 from remat_cli.units import format_bytes, parse_rate
 
 if TYPE_CHECKING:
-    from remat_cli.pipelines import Replay
+    from remat_cli.pipelines import Pipeline, Replay
     from remat_cli.pipelines.file import PipelineFile
     from remat_cli.prepare import Prepared
 
@@ -123,7 +123,12 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_pipeline_call(
-    graph: Path, options: PipelineOptions, config: RunConfig, output: Path | None, streams: Output
+    graph: Path,
+    options: PipelineOptions,
+    config: RunConfig,
+    output: Path | None,
+    html: Path | None,
+    streams: Output,
 ) -> int:
     """Plan a pipeline, write it, and report it; return the exit code.
 
@@ -170,6 +175,10 @@ def plan_pipeline_call(
         )
     if output is not None and planning.pipeline is not None:
         streams.write(output, pipeline_bytes(planning))
+    if html is not None:
+        from remat_cli.reports.html.pipeline import planned_pipeline_page
+
+        streams.write(html, planned_pipeline_page(planning))
     streams.report(lambda: pipeline_report(planning), lambda: pipeline_summary(planning))
     return ExitCode.INTERRUPTED if planning.interrupted else planning.status.exit_code
 
@@ -184,7 +193,7 @@ def verify_pipeline_call(graph: Path, path: Path, said: Said, streams: Output, o
     from remat_cli.reports.terminal.pipeline import replay_summary, verified_report
 
     check_goes_without(others, path.name)
-    prepared, file, replay = _replayed(graph, path, said)
+    prepared, file, _, replay = _replayed(graph, path, said)
     streams.report(lambda: verified_report(prepared, replay, file.budgets), lambda: replay_summary(replay))
 
 
@@ -198,12 +207,17 @@ def report_pipeline_call(graph: Path, path: Path, said: Said, output: Path, form
     from remat_cli.reports.terminal.pipeline import replay_summary, verified_report
     from remat_cli.reports.viewers.pipeline import pipeline_csv, pipeline_trace
 
-    if form not in (Form.PYTORCH_CSV, Form.TRACE):
+    if form not in (Form.HTML, Form.PYTORCH_CSV, Form.TRACE):
         raise UsageError(
-            f"a pipeline is written as trace or pytorch-csv, not as {form}", hint="give --as trace or --as pytorch-csv"
+            f"a pipeline is written as html, trace or pytorch-csv, not as {form}",
+            hint="give --as html, --as trace or --as pytorch-csv",
         )
-    prepared, file, replay = _replayed(graph, path, said)
-    if form is Form.PYTORCH_CSV:
+    prepared, file, pipeline, replay = _replayed(graph, path, said)
+    if form is Form.HTML:
+        from remat_cli.reports.html.pipeline import pipeline_page
+
+        content = pipeline_page(prepared, pipeline, replay, file.budgets)
+    elif form is Form.PYTORCH_CSV:
         content = pipeline_csv(replay)
     else:
         content = pipeline_trace(replay, prepared.graph, file.budgets, compressed=output.suffix == ".gz")
@@ -211,7 +225,7 @@ def report_pipeline_call(graph: Path, path: Path, said: Said, output: Path, form
     streams.report(lambda: verified_report(prepared, replay, file.budgets), lambda: replay_summary(replay))
 
 
-def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFile, Replay]:
+def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFile, Pipeline, Replay]:
     """Replay a pipeline file on its graph, and hold its figures against the replay.
 
     Raises:
@@ -226,7 +240,8 @@ def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFi
     options = with_recorded(said, file.mode, file.read_with)
     reading = read(graph, options)
     prepared = prepare_reading(reading, str(graph), options)
-    replay = replay_pipeline(file.pipeline(prepared.graph, residents_of(prepared.graph, reading)))
+    pipeline = file.pipeline(prepared.graph, residents_of(prepared.graph, reading))
+    replay = replay_pipeline(pipeline)
     for rank, (peak, budget) in enumerate(zip(replay.peaks, file.budgets, strict=False)):
         if peak > budget:
             raise InvalidSchedule(
@@ -240,7 +255,7 @@ def _replayed(graph: Path, path: Path, said: Said) -> tuple[Prepared, PipelineFi
     for name, (written, measured) in figures.items():
         if written != measured:
             raise InvalidSchedule(f"the file says {name} {written}, and the replay gives {measured}", hint="plan again")
-    return prepared, file, replay
+    return prepared, file, pipeline, replay
 
 
 def _rate(text: str, graph: Draft) -> Fraction:

@@ -96,9 +96,10 @@ def command(
     config = read_call(given)
     request = config.request
     if pipeline.stages is not None:
-        check_goes_without({"--as": form, "--split": request.split, "--html": html}, "--stages")
-        streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output}, reads=(graph, *config.files))
-        return plan_pipeline_call(graph, pipeline, config, output, streams)
+        check_goes_without({"--as": form, "--split": request.split}, "--stages")
+        writes = {"-o": output, "--html": html}
+        streams = Output(as_json=as_json, quiet=quiet, writes=writes, reads=(graph, *config.files))
+        return plan_pipeline_call(graph, pipeline, config, output, html, streams)
     _check(request, form)
     reads = (graph, *config.files)
     streams = Output(as_json=as_json, quiet=quiet, writes={"-o": output, "--html": html}, reads=reads)

@@ -50,7 +50,8 @@ def command(
     tensor, when and why it was evicted and recomputed, and what that costs. trace (.trace.json, .json.gz) is for
     Perfetto and chrome://tracing, snapshot (.pickle) for pytorch.org/memory_viz, nodes (.nodes.json) for Model
     Explorer; onnx (.onnx) is the model itself, with the plan in the properties of its nodes, for Netron. A pipeline is
-    written as a trace, one track a rank, or as pytorch-csv: the order of jobs as torch's pipelining reads it.
+    written as html, with jobs and memory of each rank, as a trace, one track a rank, or as pytorch-csv: the order of
+    jobs as torch's pipelining reads it.
 
     GRAPH is the file that was planned, or what convert wrote of it. SCHEDULE records the options with which GRAPH was
     read; they need not be given again. SCHEDULE may come from any tool: it is replayed. The two may be given in either

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,22 @@ def test_pipeline_is_written_as_torch_and_perfetto_read_it(remat: Remat, graph: 
     makespan = json.loads(file.read_text())["makespan"]
     assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == makespan
     assert {event["pid"] for event in events} == {0, 1}
-    refused = remat("report", graph, file, "-o", tmp_path / "page.html")
+    refused = remat("report", graph, file, "-o", tmp_path / "plan.pickle")
     assert refused.code == 2
-    assert "trace or pytorch-csv" in refused.err
+    assert "html, trace or pytorch-csv" in " ".join(refused.err.split())
+
+
+def test_page_is_written_with_the_plan_and_of_its_file(remat: Remat, graph: Path, tmp_path: Path) -> None:
+    file, planned, replayed = (tmp_path / name for name in ("pipeline.json", "planned.html", "replayed.html"))
+    call = ("plan", graph, "--stages", 2, "--microbatches", 2, "--budget", "100%", "-o", file)
+    assert remat(*call, "--html", planned).code == 0
+    assert remat("report", graph, file, "-o", replayed, "--as", "html", "-q").code == 0
+    data = [re.findall(r'id="data">(.*)</script>', page.read_text(encoding="utf-8")) for page in (planned, replayed)]
+    assert data[0] == data[1]
+    assert [rank["jobs"] for rank in json.loads(data[0][0])["ranks"]] == [
+        ["0F0", "0F1", "0B0", "0B1"],
+        ["1F0", "1B0", "1F1", "1B1"],
+    ]
 
 
 def test_schedule_of_one_rank_has_no_order_of_ranks(remat: Remat, graph: Path, tmp_path: Path) -> None:

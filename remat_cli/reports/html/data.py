@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from remat_cli.core.graph import Graph, Phase, Tensor
 from remat_cli.core.schedule import Compute, Inplace
 from remat_cli.core.simulate import Transfer
+from remat_cli.pipelines.judge import RanJob
 from remat_cli.reports.html.lifetimes import Doing, Stay, Story
 from remat_cli.reports.safe_text import clean, shorten
 from remat_cli.reports.transfers import queues
@@ -44,6 +46,54 @@ def script_data(stories: Mapping[str, Story], budget_bytes: int | None) -> str:
         ],
         "runs": runs,
     }
+    return _script_json(document)
+
+
+@dataclass(frozen=True)
+class RankData:
+    """A rank of a pipeline.
+
+    Attributes:
+        budget_bytes: budget of the rank.
+        peak_bytes: its largest memory.
+        runs: its jobs as they ran.
+        again: time that each job spends on recomputation.
+        memory: (time, bytes) at each step, the start first.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    runs: Sequence[RanJob]
+    again: Sequence[int]
+    memory: Sequence[tuple[int, int]]
+
+
+def pipeline_script_data(unit: str, makespan: int, ranks: Sequence[RankData]) -> str:
+    """Return the ranks of a pipeline as JSON for a `<script>` element."""
+    document = {
+        "unit": unit,
+        "makespan": makespan,
+        "ranks": [
+            {
+                "budget": rank.budget_bytes,
+                "peak": rank.peak_bytes,
+                "jobs": [run.job.text for run in rank.runs],
+                "pauses": [
+                    run.start - before
+                    for before, run in zip([0, *(run.end for run in rank.runs)], rank.runs, strict=False)
+                ],
+                "durations": [run.end - run.start for run in rank.runs],
+                "again": list(rank.again),
+                "times": _differences([time for time, _ in rank.memory]),
+                "memory": _differences([size for _, size in rank.memory]),
+            }
+            for rank in ranks
+        ],
+    }
+    return _script_json(document)
+
+
+def _script_json(document: Mapping[str, Any]) -> str:
     # No name can end the script element, or open a comment there.
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
 

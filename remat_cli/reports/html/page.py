@@ -1,26 +1,13 @@
-"""The HTML report: one self-contained file, the same every time.
-
-The file needs no network. Tables are plain HTML and need no script; the script in `assets` draws the charts from
-`script_data`.
-"""
+"""The HTML report of a plan."""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from hashlib import sha256
-from html import escape
-from importlib.resources import files
-from string import Template
 
-from rich.text import Text
-
-from remat_cli import __version__
 from remat_cli.core.arena import Arena
 from remat_cli.core.graph import Graph
-from remat_cli.core.problem import Scope, Status
+from remat_cli.core.problem import Scope
 from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import share_over
 from remat_cli.formats.schedule_json import ScheduleFile
@@ -29,6 +16,7 @@ from remat_cli.prepare import Prepared
 from remat_cli.reports import phrasing
 from remat_cli.reports.html.arena import arena_section
 from remat_cli.reports.html.data import script_data
+from remat_cli.reports.html.document import LONGEST_NAME, TONES, HtmlDocument, Markup, share_bar, table_of, text_in
 from remat_cli.reports.html.lifetimes import Rerun, Story, reruns_by_op, reruns_by_type
 from remat_cli.reports.peak import PeakTensor, count_fates, tensors_at_peak
 from remat_cli.reports.safe_text import clean, shorten
@@ -48,15 +36,13 @@ from remat_cli.reports.timeline import Lifetime, Run
 from remat_cli.reports.transfers import moved_tensors
 from remat_cli.units import format_bytes, format_share, format_time
 
-_LONGEST_NAME = 60
 _LONGEST_IN_TABLE = 36
 _MOST_OPS = 15
 _MOST_TYPES = 12
 _MOST_TENSORS = 12
-_SCRIPTS = ("format.js", "model.js", "phrasing.js", "view.js", "main.js")
+_SCRIPTS = ("format.js", "model.js", "phrasing.js", "view.js", "frame.js", "main.js")
 # The size of the chart that replaces the drawn ones without script.
 _COLUMNS, _HEIGHT = 480, 120
-_TONES = {Status.OPTIMAL: "good", Status.FEASIBLE: "good", Status.INFEASIBLE: "bad", Status.UNKNOWN: "open"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,7 @@ def plan_page(planning: Planning) -> bytes:
             title=prepared.graph.name,
             facts=plan_facts(solution, prepared, planning.planner),
             verdict=phrasing.verdict(solution, estimated=prepared.is_estimated),
-            tone=_TONES[solution.status],
+            tone=TONES[solution.status],
             advice=advice,
             rows=plan_rows(solution, estimated=prepared.is_estimated),
             plain=Run.plain(solution.plain_graph),
@@ -137,7 +123,7 @@ def schedule_page(prepared: Prepared, file: ScheduleFile, trace: Trace, *, budge
         ("schedule", f"{len(file.schedule.steps):,} steps"),
     ]
     if file.planner is not None:
-        facts.append(("planner", f"{shorten(file.planner, _LONGEST_NAME)}, as the file says"))
+        facts.append(("planner", f"{shorten(file.planner, LONGEST_NAME)}, as the file says"))
     facts += link_facts(run, taken=file.link is not None) + claim_facts(file)
     if budget_bytes is not None:
         share = phrasing.share_of_plain_peak(budget_bytes, plain.trace.peak_bytes, plain.graph)
@@ -182,94 +168,34 @@ def _bound_rows(file: ScheduleFile, plain: Run, run: Run) -> list[Row]:
 
 def html_bytes(page: Page) -> bytes:
     """Return a report as the bytes of its file."""
-    style, script = _asset("style.css"), "".join(map(_asset, _SCRIPTS))
     stories = {"plain run": Story(page.plain)}
     if page.run is not None:
         stories["closest run" if page.name == "closest" else page.name] = Story(page.run)
-    parts = {
-        "policy": _policy(style, script),
-        "title": _text(shorten(page.title, _LONGEST_NAME)),
-        "style": style,
-        "script": script,
-        "data": script_data(stories, page.budget_bytes),
-        "facts": "".join(f"<div><dt>{_text(label)}</dt><dd>{_text(value)}</dd></div>" for label, value in page.facts),
-        "tone": page.tone,
-        "verdict": _text(page.verdict),
-        "advice": "".join(_bullets(title, sentences) for title, sentences in page.advice.items()),
-        "comparison": _table(["", "plain run", page.name, ""], page.rows, right=(1, 2)),
-        "still": _still(page),
-        "arena": arena_section(page.run, page.arena),
-        "overhead": _overhead(page.run),
-        "largest": _parts(page.plain, page.run) + _largest(page.plain, page.run),
-        "moved": _moved(page.run),
-        "notes": _bullets("Notes", [clean(note) for note in page.notes]),
-        "version": __version__,
-    }
-    return Template(_asset("page.html")).substitute(parts).encode()
+    return HtmlDocument(
+        title=page.title,
+        facts=page.facts,
+        verdict=page.verdict,
+        tone=page.tone,
+        advice=page.advice,
+        comparison=table_of(["", "plain run", page.name, ""], page.rows, right=(1, 2)),
+        charts="timeline.html",
+        still=_still(page),
+        sections=(
+            arena_section(page.run, page.arena),
+            _overhead(page.run),
+            _parts(page.plain, page.run) + _largest(page.plain, page.run),
+            _moved(page.run),
+        ),
+        notes=page.notes,
+        data=script_data(stories, page.budget_bytes),
+        scripts=_SCRIPTS,
+    ).file_bytes()
 
 
-@cache
-def _asset(name: str) -> str:
-    return (files("remat_cli.reports.html") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    """Return a content policy that allows only this style and script."""
-
-    def hashed(content: str) -> str:
-        return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _text(cell: Cell) -> str:
-    return escape(cell.plain if isinstance(cell, Text) else str(cell))
-
-
-def _bullets(title: str, sentences: Sequence[str]) -> str:
-    if not sentences:
-        return ""
-    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
-    return f'<section class="card"><h2>{_text(title)}</h2><ul>{items}</ul></section>'
-
-
-@dataclass(frozen=True)
-class _Markup:
-    """A cell with literal HTML."""
-
-    html: str
-
-
-def _table(headers: Sequence[str], rows: Iterable[Sequence[Cell | _Markup]], *, right: Sequence[int] = ()) -> str:
-    """Return a table.
-
-    The first cell of a row is its header, and `right` has the numbers of right-aligned columns.
-    """
-
-    def cell(number: int, value: Cell | _Markup, tag: str, scope: str = "") -> str:
-        content = value.html if isinstance(value, _Markup) else _text(value)
-        return f"<{tag}{scope}{' class=n' if number in right else ''}>{content}</{tag}>"
-
-    head = "".join(
-        cell(number, header, "th", " scope=col") if header else "<td></td>" for number, header in enumerate(headers)
-    )
-    lines = [
-        "".join(
-            cell(number, value, *(("th", " scope=row") if number == 0 else ("td",))) for number, value in enumerate(row)
-        )
-        for row in rows
-    ]
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
-
-
-def _name(name: str, op: int | None = None, output: int | None = None) -> _Markup:
+def _name(name: str, op: int | None = None, output: int | None = None) -> Markup:
     """Return a name that the script links to its op's tensors."""
     to = ("" if op is None else f" data-op={op}") + ("" if output is None else f" data-output={output}")
-    return _Markup(f"<span class=name{to}>{_text(shorten(name, _LONGEST_IN_TABLE))}</span>")
+    return Markup(f"<span class=name{to}>{text_in(shorten(name, _LONGEST_IN_TABLE))}</span>")
 
 
 def _overhead(run: Run | None) -> str:
@@ -295,19 +221,19 @@ def _overhead(run: Run | None) -> str:
 
 def _reruns(title: str, reruns: Sequence[Rerun], most: int, run: Run, total: int, *, with_ops: bool) -> str:
     unit, numbers = run.graph.time_unit, run.graph.arrays.op_index
-    rows: list[list[Cell | _Markup]] = [
+    rows: list[list[Cell | Markup]] = [
         [
             _name(rerun.name or "without a type") if with_ops else _name(rerun.name, numbers[rerun.name]),
             f"{rerun.ops:,}" if with_ops else shorten(run.graph.op[rerun.name].type, _LONGEST_IN_TABLE),
             f"{rerun.runs:,}",
             format_time(rerun.time, unit),
-            _Markup(_share_bar(rerun.time / total) if total else ""),
+            Markup(share_bar(rerun.time / total) if total else ""),
             format_bytes(rerun.bytes),
         ]
         for rerun in reruns[:most]
     ]
     headers = [title, "ops" if with_ops else "type", "extra runs", "extra time", "share", "makes again"]
-    table = _table(headers, rows, right=(1, 2, 3, 5) if with_ops else (2, 3, 5))
+    table = table_of(headers, rows, right=(1, 2, 3, 5) if with_ops else (2, 3, 5))
     rest = reruns[most:]
     if not rest:
         return table
@@ -316,40 +242,33 @@ def _reruns(title: str, reruns: Sequence[Rerun], most: int, run: Run, total: int
     return f"{table}<p class=more>and {more}</p>"
 
 
-def _share_bar(share: float) -> str:
-    return (
-        f'<svg class=bar viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{100 * share:.1f}" height="8"/></svg> {format_share(share)}'
-    )
-
-
 def _parts(plain: Run, run: Run | None) -> str:
     """Return the memory of a step with residents by part, if it is one."""
     headers, rows = part_rows([plain] if run is None else [plain, run])
     if not rows:
         return ""
-    table = _table(headers, rows, right=tuple(range(1, len(headers))))
+    table = table_of(headers, rows, right=tuple(range(1, len(headers))))
     return f'<section class="card" id="parts"><h2>Memory by part</h2>{table}</section>'
 
 
 def _largest(plain: Run, run: Run | None) -> str:
     """Return the tensors at the plain run's peak, and their fate."""
     graph, tensors = plain.graph, tensors_at_peak(plain, run)
-    at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, _LONGEST_NAME)}"
+    at = "the start" if plain.peak_op is None else f"op {shorten(plain.peak_op, LONGEST_NAME)}"
     shown, rest = tensors[:_MOST_TENSORS], tensors[_MOST_TENSORS:]
-    rows: list[list[Cell | _Markup]] = [
+    rows: list[list[Cell | Markup]] = [
         [
             _tensor_name((run or plain).graph, tensor.name),
             format_bytes(tensor.bytes),
             format_share(tensor.bytes / plain.trace.peak_bytes),
             shorten(tensor.producer, _LONGEST_IN_TABLE),
             "" if run is None else str(tensor),
-            _Markup(_stays_bar(run or plain, tensor)),
+            Markup(_stays_bar(run or plain, tensor)),
         ]
         for tensor in shown
     ]
     headers = ["tensor", "size", "of the peak", "made by", "" if run is None else "in the plan", "in memory"]
-    table = _table(headers, rows, right=(1, 2))
+    table = table_of(headers, rows, right=(1, 2))
     parts = [f"and {len(rest):,} more, {format_bytes(sum(tensor.bytes for tensor in rest))}"] if rest else []
     if graph.fixed_bytes:
         resident = phrasing.resident_in_words(graph)
@@ -358,8 +277,8 @@ def _largest(plain: Run, run: Run | None) -> str:
         parts.append(f"{format_bytes(graph.fixed_bytes)} {there} ({resident}, inputs)")
     if run is not None:
         parts.append(f"of all {len(tensors):,} tensors: {count_fates(tensors)}")
-    more = f"<p class=more>{_text('; '.join(parts))}</p>" if parts else ""
-    heading = f"<h2>Largest tensors at the plain run’s peak</h2><p>At {_text(at)}.</p>"
+    more = f"<p class=more>{text_in('; '.join(parts))}</p>" if parts else ""
+    heading = f"<h2>Largest tensors at the plain run’s peak</h2><p>At {text_in(at)}.</p>"
     return f'<section class="card" id="largest">{heading}{table}{more}</section>'
 
 
@@ -369,23 +288,23 @@ def _moved(run: Run | None) -> str:
     if run is None or not moved:
         return ""
     graph = run.graph
-    rows: list[list[Cell | _Markup]] = [
+    rows: list[list[Cell | Markup]] = [
         [
             _tensor_name(graph, tensor.name),
             format_bytes(tensor.bytes),
             f"{tensor.copies:,}",
-            _Markup(_spans_bar(run, tensor.away, lambda _: "host")),
+            Markup(_spans_bar(run, tensor.away, lambda _: "host")),
         ]
         for tensor in moved[:_MOST_TENSORS]
     ]
-    table = _table(["tensor", "size", "copies", "only on the host"], rows, right=(1, 2))
+    table = table_of(["tensor", "size", "copies", "only on the host"], rows, right=(1, 2))
     rest = moved[_MOST_TENSORS:]
     more = f"<p class=more>and {len(rest):,} more, {format_bytes(sum(tensor.bytes for tensor in rest))}</p>"
     heading = "<h2>Largest tensors moved to the host</h2>"
     return f'<section class="card" id="moved">{heading}{table}{more if rest else ""}</section>'
 
 
-def _tensor_name(graph: Graph, name: str) -> _Markup:
+def _tensor_name(graph: Graph, name: str) -> Markup:
     producer = graph.producer.get(name)
     if producer is None:
         return _name(name)

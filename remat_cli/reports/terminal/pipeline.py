@@ -13,7 +13,7 @@ from remat_cli.pipelines import Chunk, JobKind, PipelinePlanning, Replay
 from remat_cli.planning.summary import Summary, graph_summary
 from remat_cli.prepare import Prepared
 from remat_cli.reports.safe_text import Report, clean
-from remat_cli.reports.terminal.layout import bullets, columns, facts, section
+from remat_cli.reports.terminal.layout import Cell, columns, facts, section
 from remat_cli.reports.terminal.plan import STATUS_STYLES, graph_title, notes_section
 from remat_cli.units import format_bytes, format_share, format_time
 
@@ -28,43 +28,46 @@ _KINDS = {
 _IDLE = "·"
 
 
+def pipeline_facts(planning: PipelinePlanning) -> list[tuple[str, Cell]]:
+    """Return labels and values on the graph and the pipeline that is asked for."""
+    prepared, request = planning.prepared, planning.request
+    shape = f"{request.stages} ranks, {request.microbatches} microbatches, {len(planning.chunks)} chunks"
+    return [("graph", graph_title(prepared)), ("times", clean(prepared.costs)), ("pipeline", shape)]
+
+
+def usual_name(planning: PipelinePlanning) -> str:
+    """Return the name of the order that a plan is compared with."""
+    return "1F1B" if planning.request.chunks == 1 else "GPipe"
+
+
+def figure_rows(planning: PipelinePlanning) -> list[list[str]]:
+    """Return the rows that compare a plan with the usual order without recomputation."""
+    unit, usual, replay = planning.prepared.graph.time_unit, planning.usual, planning.replay
+    assert replay is not None, "there is a plan"
+    return [
+        [
+            "makespan",
+            format_time(usual.makespan, unit),
+            format_time(replay.makespan, unit),
+            planning.family,
+        ],
+        ["idle", format_share(usual.idle_share), format_share(replay.idle_share), "share of all ranks' time"],
+        ["recomputing", "", format_time(replay.recomputing, unit), "on all ranks together"],
+        ["bound", "", format_time(planning.bound, unit), "no pipeline of these cuts ends sooner"],
+        ["status", "", planning.status.value, ""],
+    ]
+
+
 def pipeline_report(planning: PipelinePlanning) -> Report:
     """Return the report of `remat plan --stages`."""
-    prepared, request, replay = planning.prepared, planning.request, planning.replay
-    unit = prepared.graph.time_unit
-    title = facts(
-        [
-            ("graph", graph_title(prepared)),
-            ("times", clean(prepared.costs)),
-            ("pipeline", f"{request.stages} ranks, {request.microbatches} microbatches, {len(planning.chunks)} chunks"),
-        ]
-    )
-    verdict = Text(_verdict(planning), f"bold {STATUS_STYLES[planning.status]}")
-    stages = section("Stages", _stages(planning.chunks, prepared.graph))
+    prepared, replay = planning.prepared, planning.replay
+    title = facts(pipeline_facts(planning))
+    verdict = Text(verdict_on(planning), f"bold {STATUS_STYLES[planning.status]}")
+    rows = stage_rows(planning.chunks, prepared.graph)
+    stages = section("Stages", columns(["", "first op", "work", "resident", "received"], rows, right=(2, 3, 4)))
     if replay is None:
         return Report(title, verdict, stages, *notes_section(prepared.notes))
-    usual = "1F1B" if request.chunks == 1 else "GPipe"
-    figures = columns(
-        ["", f"{usual}, plain", "plan", ""],
-        [
-            [
-                "makespan",
-                format_time(planning.usual.makespan, unit),
-                format_time(replay.makespan, unit),
-                planning.family,
-            ],
-            [
-                "idle",
-                format_share(planning.usual.idle_share),
-                format_share(replay.idle_share),
-                "share of all ranks' time",
-            ],
-            ["recomputing", "", format_time(replay.recomputing, unit), "on all ranks together"],
-            ["bound", "", format_time(planning.bound, unit), "no pipeline of these cuts ends sooner"],
-            ["status", "", planning.status.value, ""],
-        ],
-        right=(1, 2),
-    )
+    figures = columns(["", f"{usual_name(planning)}, plain", "plan", ""], figure_rows(planning), right=(1, 2))
     return Report(
         title,
         verdict,
@@ -75,7 +78,8 @@ def pipeline_report(planning: PipelinePlanning) -> Report:
     )
 
 
-def _verdict(planning: PipelinePlanning) -> str:
+def verdict_on(planning: PipelinePlanning) -> str:
+    """Return the result of a planning in one sentence."""
     refusal, unit = planning.refusal, planning.prepared.graph.time_unit
     if planning.replay is not None:
         begun = "Interrupted. " if planning.interrupted else ""
@@ -89,9 +93,10 @@ def _verdict(planning: PipelinePlanning) -> str:
     )
 
 
-def _stages(chunks: Sequence[Chunk], graph: Graph) -> RenderableType:
+def stage_rows(chunks: Sequence[Chunk], graph: Graph) -> list[list[str]]:
+    """Return a row for each chunk: first op, work, and memory that is always there."""
     modules = {op.name: op.module for op in graph.ops}
-    rows = [
+    return [
         [
             str(chunk.index),
             clean(chunk.first if modules[chunk.first] is None else f"{chunk.first} ({modules[chunk.first]})"),
@@ -101,7 +106,6 @@ def _stages(chunks: Sequence[Chunk], graph: Graph) -> RenderableType:
         ]
         for chunk in chunks
     ]
-    return columns(["", "first op", "work", "resident", "received"], rows, right=(2, 3, 4))
 
 
 def _ranks(replay: Replay, budgets: Sequence[int], graph: Graph) -> RenderableType:
@@ -147,7 +151,7 @@ def pipeline_summary(planning: PipelinePlanning) -> Summary:
         "usual": replay_summary(planning.usual),
         "plan": None if planning.replay is None else replay_summary(planning.replay),
         "family": planning.family or None,
-        "reason": "" if planning.replay is not None else _verdict(planning),
+        "reason": "" if planning.replay is not None else verdict_on(planning),
         "notes": list(planning.prepared.notes),
     }
 
@@ -163,14 +167,22 @@ def replay_summary(replay: Replay) -> Summary:
     }
 
 
+def replay_facts(prepared: Prepared, replay: Replay) -> list[tuple[str, Cell]]:
+    """Return labels and values on the graph and the pipeline of a file."""
+    return [("graph", graph_title(prepared)), ("pipeline", f"{len(replay.ran)} ranks")]
+
+
+def replay_rows(replay: Replay, graph: Graph) -> list[list[str]]:
+    """Return the rows with the figures of a replayed pipeline."""
+    return [
+        ["makespan", format_time(replay.makespan, graph.time_unit), ""],
+        ["idle", format_share(replay.idle_share), "share of all ranks' time"],
+        ["recomputing", format_time(replay.recomputing, graph.time_unit), "on all ranks together"],
+    ]
+
+
 def verified_report(prepared: Prepared, replay: Replay, budgets: Sequence[int]) -> Report:
     """Return the report of `remat verify` on a pipeline file."""
-    title = facts([("graph", graph_title(prepared)), ("pipeline", f"{len(replay.ran)} ranks")])
     verdict = Text("The pipeline runs as its file says.", f"bold {STATUS_STYLES[Status.OPTIMAL]}")
-    said = bullets(
-        [
-            f"It takes {format_time(replay.makespan, prepared.graph.time_unit)}; "
-            f"ranks are idle for {format_share(replay.idle_share)} of it."
-        ]
-    )
-    return Report(title, verdict, said, _ranks(replay, budgets, prepared.graph))
+    figures = columns(["", "pipeline", ""], replay_rows(replay, prepared.graph), right=(1,))
+    return Report(facts(replay_facts(prepared, replay)), verdict, figures, _ranks(replay, budgets, prepared.graph))

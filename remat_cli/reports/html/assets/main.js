@@ -1,20 +1,11 @@
 // The page: what is in view, and what mouse and keys do to it.
 
-const $ = (id) => document.getElementById(id);
-
-/** An element with classes, text and children; text is never markup. */
-function element(tag, style, ...children) {
-  const made = document.createElement(tag);
-  if (style) made.className = style;
-  made.append(...children);
-  return made;
-}
-
 const ui = {
   from: 0, to: 1, total: 1, top: 1, axis: "time",
   rows: [], rowHeight: ROW, scrollTop: 0, viewHeight: 1,
   selected: -1, selectedRow: -1, gutter: 100,
   edges: (run) => ui.axis === "time" ? run.times : run.indices,
+  moved: () => { if ($("in-view").value !== "all") chooseRows(ui.hovered ?? ui.selected); },
   axisText: (value) => ui.axis === "time" ? formatTime(value, ui.graph.unit) : grouped(value),
 };
 
@@ -38,6 +29,7 @@ function start() {
   }
   ui.total = totalOf();
   ui.to = ui.total;
+  ui.plot = $("memory");
   for (const part of document.querySelectorAll(".js")) part.hidden = false;
   fillChoices();
   listen();
@@ -116,11 +108,6 @@ function setRowHeight() {
   $("spacer").style.height = `${Math.max(ui.viewHeight, Math.floor(ui.rows.length * ui.rowHeight))}px`;
 }
 
-let drawing = 0;
-function redraw() {
-  drawing ||= requestAnimationFrame(draw);
-}
-
 function draw() {
   cancelAnimationFrame(drawing);
   drawing = 0;
@@ -130,9 +117,7 @@ function draw() {
   drawOverview($("overview"), ui);
   drawMemory($("memory"), ui);
   drawLifetimes($("bars-canvas"), ui);
-  const whole = ui.to - ui.from >= ui.total * 0.999999;
-  $("range").textContent = `${ui.axisText(ui.from)} to ${ui.axisText(ui.to)}${ui.axis === "steps" ? " steps" : ""}`;
-  $("zoom-out").disabled = $("zoom-all").disabled = whole;
+  tellRange();
   ui.drawMilliseconds = performance.now() - began;
 }
 
@@ -194,25 +179,6 @@ function sorted(by) {
   return graph.names.map((_, tensor) => tensor).sort(compare[by]);
 }
 
-/** Show from `from` to `to`, as far as there is something. */
-function show(from, to) {
-  const least = ui.axis === "steps" ? Math.min(1, ui.total) : ui.total * 1e-7;
-  const span = Math.min(ui.total, Math.max(least, to - from));
-  const middle = (from + to) / 2;
-  ui.from = Math.min(Math.max(0, to - from < least ? middle - span / 2 : from), ui.total - span);
-  ui.to = ui.from + span;
-  hideTip();
-  if ($("in-view").value !== "all") chooseRows(ui.hovered ?? ui.selected);
-  redraw();
-}
-
-function zoom(factor, at = (ui.from + ui.to) / 2) {
-  show(at - (at - ui.from) * factor, at + (ui.to - at) * factor);
-}
-
-const pan = (share) => show(ui.from + share * (ui.to - ui.from), ui.to + share * (ui.to - ui.from));
-const showAll = () => show(0, ui.total);
-
 function zoomTo(tensor) {
   const edges = ui.edges(ui.run), { first, start, end } = ui.run;
   const from = edges[start[first[tensor]]], to = edges[end[first[tensor + 1] - 1]], room = Math.max((to - from) * 0.06, ui.total * 1e-6);
@@ -266,8 +232,6 @@ function factsOf(tensor) {
   return factList(facts);
 }
 
-const factList = (facts) => element("dl", "", ...facts.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text)]));
-
 function storyList(story, most = 40) {
   const items = story.slice(0, most).map(([style, when, what]) => element("li", style, ...(when ? [element("span", "when", when), " "] : []), what));
   if (story.length > most) items.push(element("li", "", `and ${grouped(story.length - most)} more`));
@@ -311,24 +275,6 @@ function linkAt(run, graph, time) {
   });
 }
 
-function showTip(event, nodes) {
-  const tip = $("tip");
-  if (!nodes.length) return hideTip();
-  tip.replaceChildren(...nodes);
-  tip.hidden = false;
-  const { width, height } = tip.getBoundingClientRect();
-  const x = event.clientX + 14 + width > innerWidth ? event.clientX - 14 - width : event.clientX + 14;
-  const y = event.clientY + 14 + height > innerHeight ? event.clientY - 10 - height : event.clientY + 14;
-  tip.style.transform = `translate(${Math.max(8, x)}px, ${Math.max(8, y)}px)`;
-  const crosshair = $("crosshair");
-  crosshair.hidden = false;
-  crosshair.style.transform = `translateX(${event.clientX - $("tracks").getBoundingClientRect().left}px)`;
-}
-
-function hideTip() {
-  $("tip").hidden = $("crosshair").hidden = true;
-}
-
 /** The tensor under the mouse; of many in one pixel, the largest that is in memory there. */
 function tensorUnder(event) {
   const y = event.clientY - $("lifetimes").getBoundingClientRect().top - $("lifetimes").clientTop + $("lifetimes").scrollTop;
@@ -340,9 +286,6 @@ function tensorUnder(event) {
   for (let row = first + 1; row <= last; row++) if (weight(ui.rows[row]) > weight(best)) best = ui.rows[row];
   return best;
 }
-
-const offsetOf = (event) => event.clientX - $("memory").getBoundingClientRect().left;
-const inPlot = (event) => offsetOf(event) >= ui.scale.left && offsetOf(event) <= ui.scale.left + ui.scale.width;
 
 function listen() {
   for (const id of ["search", "fate", "sort", "in-view", "views"]) $(id).addEventListener("input", () => {
@@ -363,9 +306,6 @@ function listen() {
     showAll();
     chooseRows();
   });
-  $("zoom-in").onclick = () => zoom(0.5);
-  $("zoom-out").onclick = () => zoom(2);
-  $("zoom-all").onclick = showAll;
   $("search").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && ui.rows.length) {
       select(ui.rows[0]);
@@ -374,7 +314,6 @@ function listen() {
   });
   $("lifetimes").addEventListener("scroll", () => { hideTip(); redraw(); });
   listenToMouse();
-  document.addEventListener("keydown", onKey);
   listenToTheme();
   new ResizeObserver(layOut).observe($("tracks"));
   new ResizeObserver(layOut).observe($("lifetimes"));
@@ -382,11 +321,7 @@ function listen() {
 
 function listenToMouse() {
   for (const id of ["overview", "memory"]) dragToZoom($(id), id === "overview");
-  for (const id of ["overview", "memory", "lifetimes"]) {
-    $(id).addEventListener("wheel", onWheel, { passive: false });
-    $(id).addEventListener("dblclick", showAll);
-    $(id).addEventListener("pointerleave", hideTip);
-  }
+  listenToZoom(["overview", "memory", "lifetimes"].map($));
   $("memory").addEventListener("pointermove", (event) => {
     if (!event.buttons && inPlot(event)) showTip(event, momentTip(ui.scale.value(offsetOf(event))));
     else hideTip();
@@ -419,55 +354,8 @@ function dragLifetimes(event, held) {
   show(from, from + held.to - held.from);
 }
 
-/** Mark a stretch with the mouse to zoom to it. */
-function dragToZoom(canvas, overview) {
-  const brush = $("brush");
-  let began = null;
-  const valueOf = (event) => {
-    const x = Math.min(Math.max(offsetOf(event), ui.scale.left), ui.scale.left + ui.scale.width);
-    return overview ? (x - ui.scale.left) / ui.scale.width * ui.total : ui.scale.value(x);
-  };
-  canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    began = { x: event.clientX, value: valueOf(event) };
-    canvas.setPointerCapture(event.pointerId);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (!began) return;
-    const frame = $("tracks").getBoundingClientRect(), box = canvas.getBoundingClientRect();
-    brush.hidden = Math.abs(event.clientX - began.x) < 4;
-    brush.style.left = `${Math.min(event.clientX, began.x) - frame.left}px`;
-    brush.style.width = `${Math.abs(event.clientX - began.x)}px`;
-    brush.style.top = `${box.top - frame.top}px`;
-    brush.style.height = `${box.height}px`;
-  });
-  const end = (event) => {
-    if (!began) return;
-    const value = valueOf(event), moved = Math.abs(event.clientX - began.x) >= 4, from = Math.min(value, began.value);
-    if (event.type === "pointerup" && moved) show(from, Math.max(value, began.value));
-    else if (event.type === "pointerup" && overview) show(value - (ui.to - ui.from) / 2, value + (ui.to - ui.from) / 2);
-    began = null;
-    brush.hidden = true;
-  };
-  canvas.addEventListener("pointerup", end);
-  canvas.addEventListener("pointercancel", end);
-}
-
-function onWheel(event) {
-  const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-  if (event.ctrlKey || event.metaKey) {
-    event.preventDefault();
-    const scale = event.currentTarget === $("overview") ? scaleOf(ui.scale.left, ui.scale.width, 0, ui.total) : ui.scale;
-    zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * 0.004))), scale.value(offsetOf(event)));
-  } else if (sideways) {
-    event.preventDefault();
-    pan((event.deltaX || event.deltaY) / ui.scale.width);
-  }
-}
-
 const KEYS = {
-  "+": () => zoom(0.5), "=": () => zoom(0.5), w: () => zoom(0.5), "-": () => zoom(2), s: () => zoom(2),
-  a: () => pan(-0.25), d: () => pan(0.25), ArrowLeft: () => pan(-0.25), ArrowRight: () => pan(0.25), 0: showAll,
+  ...ZOOM_KEYS,
   Escape: () => { hideTip(); select(-1); },
   Enter: () => ui.selected >= 0 && zoomTo(ui.selected),
   ArrowDown: () => step(1), ArrowUp: () => step(-1), PageDown: () => step(20), PageUp: () => step(-20),
@@ -478,37 +366,6 @@ function step(by) {
   const row = ui.selectedRow < 0 ? (by > 0 ? 0 : ui.rows.length - 1) : ui.selectedRow + by;
   select(ui.rows[Math.min(Math.max(0, row), ui.rows.length - 1)]);
   revealRow();
-}
-
-function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target.matches("input[type=search], select");
-  if (event.key === "/" && !typing) {
-    event.preventDefault();
-    $("search").focus();
-    $("search").select();
-  } else if (KEYS[event.key] && $("tracks").contains(event.target) && !event.target.matches("input, select, button")) {
-    event.preventDefault();
-    KEYS[event.key]();
-  }
-}
-
-function listenToTheme() {
-  const root = document.documentElement, button = $("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-  const apply = (theme) => {
-    if (theme) root.dataset.theme = theme;
-    else delete root.dataset.theme;
-    button.textContent = (theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "Light" : "Dark";
-    ui.colours = readColours();
-    if (ui.scale) draw();
-  };
-  button.onclick = () => apply(button.textContent.toLowerCase());
-  dark.addEventListener("change", () => apply());
-  // Paper is white, whatever the screen is.
-  let before;
-  window.addEventListener("beforeprint", () => { before = root.dataset.theme; apply("light"); });
-  window.addEventListener("afterprint", () => apply(before));
-  apply();
 }
 
 /** Names in the tables lead to the tensors that they are of; the name of an op, to what it makes. */

@@ -138,7 +138,11 @@ function drawMemory(canvas, ui) {
   }
   drawFixed(context, ui, y, bottom);
   drawPhases(context, ui, top, bottom);
-  drawBudget(context, ui, y);
+  const { budget } = ui.graph;
+  if (budget !== null && budget <= ui.top) {
+    drawBudget(context, ui, y(budget));
+    label(context, ui, `budget ${formatBytes(budget)}`, scale.left + scale.width - 4, y(budget) - 4, colours.budget, "right");
+  }
   for (const run of ui.runs) drawPeak(context, ui, run, y);
   drawStrip(context, ui, bottom + 5);
   ui.run.link.forEach((queue, number) => drawQueue(context, ui, queue, bottom + 5 + STRIP + 2 + number * QUEUE));
@@ -188,16 +192,13 @@ function line(context, x0, y0, x1, y1) {
   context.stroke();
 }
 
-function drawBudget(context, ui, y) {
-  const { graph, scale, colours } = ui;
-  if (graph.budget === null || graph.budget > ui.top) return;
-  const at = y(graph.budget);
+function drawBudget(context, ui, at) {
+  const { scale, colours } = ui;
   context.strokeStyle = colours.budget;
   context.lineWidth = 1.6;
   context.setLineDash([7, 4]);
   line(context, scale.left, at, scale.left + scale.width, at);
   context.setLineDash([]);
-  label(context, ui, `budget ${formatBytes(graph.budget)}`, scale.left + scale.width - 4, at - 4, colours.budget, "right");
 }
 
 /** Text that stands out from whatever is behind it. */

@@ -23,7 +23,7 @@ from tests.unit.reports.rendering import planning, solved, solved_in_parts
 NASTY = "</script><!--<script>alert(1)</script>\x1b[31m\u202e\u2028\"'&${data} $title"
 
 
-class _Page(HTMLParser):
+class Parsed(HTMLParser):
     """Collects what stands in a page: its elements with their attributes, and the text of each kind of element."""
 
     def __init__(self, content: bytes) -> None:
@@ -81,7 +81,7 @@ def test_the_same_plan_gives_the_same_bytes(content: bytes) -> None:
 
 
 def test_nothing_but_its_own_script_and_style_may_run_or_load(content: bytes) -> None:
-    page = _Page(content)
+    page = Parsed(content)
     hashed = {kind: b64encode(sha256(page.texts[kind][-1].encode()).digest()).decode() for kind in ("script", "style")}
     assert page.policy == (
         f"default-src 'none'; script-src 'sha256-{hashed['script']}'; style-src 'sha256-{hashed['style']}'; "
@@ -95,7 +95,7 @@ def test_nothing_but_its_own_script_and_style_may_run_or_load(content: bytes) ->
 
 
 def test_the_tables_stand_there_without_the_script(content: bytes) -> None:
-    page = _Page(content)
+    page = Parsed(content)
     cells = [*page.texts["th"], *page.texts["td"]]
     assert {"peak memory", "op runs", "extra time", "in the plan", "recomputed"} <= set(cells)
     assert "noscript" in page.texts
@@ -103,14 +103,14 @@ def test_the_tables_stand_there_without_the_script(content: bytes) -> None:
 
 
 def test_data_holds_both_runs(content: bytes) -> None:
-    data = _Page(content).data
+    data = Parsed(content).data
     assert [run["label"] for run in data["runs"]] == ["plain run", "plan"]
     assert data["graphs"][0]["ops"]["names"] == ["f1", "f2", "f3", "loss", "b3", "b2", "b1"]
     assert data["runs"][1]["doing"] == [0, 0, 0, 0, 0, 1, 0, 0]
 
 
 def test_the_plain_run_beside_a_plan_in_parts_is_of_the_graph_without() -> None:
-    data = _Page(plan_page(planning(solved_in_parts()))).data
+    data = Parsed(plan_page(planning(solved_in_parts()))).data
     assert [(run["label"], run["graph"]) for run in data["runs"]] == [("plain run", 0), ("plan", 1)]
     assert [graph["ops"]["names"] for graph in data["graphs"]] == [["f1", "f2"], ["f1", "f2_part0", "f2_part1"]]
     assert [len(run["doing"]) for run in data["runs"]] == [2, 3]
@@ -120,7 +120,7 @@ def test_the_plain_run_beside_a_plan_in_parts_is_of_the_graph_without() -> None:
 def test_names_stay_harmless_and_short(name: str) -> None:
     graph = replace(graph_of(op(name, "", "a"), op("f", "a", "b"), op("g", "a b", "c")), name=name)
     content = page_of(graph, name, "f", name, "g", notes=(name,))
-    page = _Page(content)
+    page = Parsed(content)
     assert [tag for tag, _ in page.elements].count("script") == 2
     assert not any(ord(character) < 32 and character != "\n" for character in content.decode())
     assert not set("\u202e\u2028") & set(content.decode())
@@ -131,7 +131,7 @@ def test_names_stay_harmless_and_short(name: str) -> None:
 def test_without_a_plan_it_says_why() -> None:
     graph = training_chain(4, size=1000)
     solution = solved(graph, 1, PlanResult(Status.UNKNOWN))
-    page = _Page(plan_page(planning(solution, prepared(graph))))
+    page = Parsed(plan_page(planning(solution, prepared(graph))))
     assert {"Why", "What could be done"} <= set(page.texts["h2"])
     assert [run["label"] for run in page.data["runs"]] == ["plain run"]
     assert page.data["budget"] == 1
