@@ -66,14 +66,15 @@ def command(graph: Path, division: bool, as_json: bool, quiet: bool, **given: An
         # Another run of the step: after the first figure.
         with watch.stage("reading"):
             notes += notes_on_outputs(seen.peak_bytes, seen.let_go_bytes)
-        notes += [*_notes_on_device(seen), *notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)]
+        notes += [*seen.step.notes, *_notes_on_device(seen), *notes_on_workspace(seen.peak_bytes, seen.uncounted_bytes)]
     try:
         with watch.stage("reading"):
             prepared = prepare(graph, config.graph)
         with watch.stage("judging"):
             baseline_of(prepared.graph)
-    except GraphError as error:
-        if eager is None:
+    except (GraphError, UsageError) as error:
+        # Times of gathers need a device; eager's peak does not.
+        if eager is None or (isinstance(error, UsageError) and config.graph.ranks is None):
             raise
         notes.append(f"there is no plan for the step: {error}")
     if prepared is None:

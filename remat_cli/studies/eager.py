@@ -114,13 +114,13 @@ def _of_module(module: str, makers: Mapping[str, EagerOp], sizes: Mapping[str, i
 
 
 def eager_run(path: Path, options: GraphOptions) -> EagerReplay | None:
-    """Return the eager run of a training step; None of a file, a fused step, or one of several ranks.
+    """Return the eager run of a training step; None of a file or a fused step.
 
     Raises:
         UsageError: there is no such function, it does not take the dims, or torch is missing.
         GraphError: it is no training step, or fails on tensors without data.
     """
-    if not names_step(path) or options.fused or options.ranks is not None:
+    if not names_step(path) or options.fused:
         return None
     check_installed()
     return _run(path, options, outputs_held=True)
@@ -161,13 +161,17 @@ def _run(path: Path, options: GraphOptions, *, outputs_held: bool) -> EagerRepla
     from remat_cli.pytorch.memory.workspace import kernel_workspace
 
     step = run_eagerly(
-        str(path), options, accumulate=options.accumulate, outputs_held=outputs_held, kernels=kernels_of(options)
+        str(path),
+        options,
+        accumulate=options.accumulate,
+        outputs_held=outputs_held,
+        kernels=kernels_of(options),
+        ranks=options.ranks,
     )
     # The gradients from before are in the step; what is measured or split is known of the captured step.
     cost_model = None if options.cost_model == "measured" else options.cost_model
-    alone = replace(
-        options, accumulate=False, update=False, measurements=None, cost_model=cost_model, parts={}, strict=False
-    )
+    alone = replace(options, accumulate=False, update=False, ranks=None, measurements=None, parts={}, strict=False)
+    alone = replace(alone, cost_model=cost_model)
     workspace = Measurements({}, {**kernel_workspace(step.calls_alone), **step.workspace_bytes})
     prepared = prepare_reading(step.reading(name_of_graph(str(path))), str(path), alone, measured=workspace)
     trace = simulate(prepared.graph, step.schedule)

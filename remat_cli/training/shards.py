@@ -79,11 +79,14 @@ def sharded_blocks(
 
 
 def _block_of(path: str) -> str:
+    return numbered_part(path) or path.rpartition(".")[0] or path
+
+
+def numbered_part(path: str) -> str:
+    """Return a parameter's name up to the first part with a number; empty if none has one."""
     parts = path.split(".")
-    for end, part in enumerate(parts[:-1], start=1):
-        if any(map(str.isdigit, part)):
-            return ".".join(parts[:end])
-    return ".".join(parts[:-1]) or path
+    numbered = (end for end, part in enumerate(parts[:-1], start=1) if any(map(str.isdigit, part)))
+    return ".".join(parts[: next(numbered, 0)])
 
 
 def with_gathers(

@@ -28,6 +28,7 @@ from remat_cli.core.schedule import Step as ScheduleStep
 from remat_cli.errors import GraphError
 from remat_cli.formats.reader import Reading, ReadOptions
 from remat_cli.pytorch.capture.cuda_kernels import CudaKernels
+from remat_cli.pytorch.capture.eager_shards import Recording, SavedPart, ShardedStep
 from remat_cli.pytorch.capture.live_storages import LiveStorages
 from remat_cli.pytorch.capture.ops import draws_with, named_arguments, tensors_of
 from remat_cli.pytorch.capture.optimizer import optimizer_name
@@ -170,6 +171,7 @@ class EagerStep:
         calls_alone: calls on the CPU that can be repeated alone, by the op's name.
         workspace_bytes: known workspace of CUDA's kernels, by the op's name.
         kernels: notes on the kernels, if they are another device's than the CPU's.
+        notes: notes on the ranks, if there are several.
     """
 
     ops: tuple[EagerOp, ...]
@@ -187,6 +189,7 @@ class EagerStep:
     calls_alone: Mapping[str, KernelCall]
     workspace_bytes: Mapping[str, int]
     kernels: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def reading(self, name: str) -> Reading:
         """Return the step as a graph with rerun ops as ops of their own."""
@@ -276,6 +279,8 @@ def run_eagerly(
     accumulate: bool = False,
     outputs_held: bool = False,
     kernels: CudaKernels | None = None,
+    ranks: int | None = None,
+    gathered: torch.dtype | None = None,
 ) -> EagerStep:
     """Run a training step on tensors without data, as eager PyTorch would.
 
@@ -291,6 +296,8 @@ def run_eagerly(
         outputs_held: all that the model returns is held during the backward pass, as training loops do; else the loss
             alone.
         kernels: a GPU's, which the step has in place of the CPU's.
+        ranks: number of ranks over which FSDP2 shards the parameters; None: they are whole.
+        gathered: element type in which ranks gather parameters; None: as they are.
 
     Raises:
         UsageError: the function does not exist, or does not take these options.
@@ -301,12 +308,14 @@ def run_eagerly(
     with in_force():
         step, device, _ = built_step(reference, options)
     step, mode = with_fake_tensors(step, device)
-    recorder = _Recorder(keeps=not looked_at, kernels=kernels)
+    modules = modules_of(step)
+    with mode:
+        shards = None if ranks is None else ShardedStep(modules, ranks, gathered)
+    recorder = _Recorder(keeps=not looked_at, kernels=kernels, shards=shards)
     for path in checkpoints:
         part = _whole_model(step, reference).get_submodule(path)
         contexts = partial(recorder.contexts, path, (saved or {}).get(path))
         part.forward = partial(checkpoint, part.forward, use_reentrant=False, context_fn=contexts)
-    modules = modules_of(step)
     with explaining_failure(reference), in_force(), mode, recorder, recorder.looking(modules):
         with _masks_as_eager_makes_them(step):
             returned = step.model(*step.inputs, **step.keyword_inputs)
@@ -328,6 +337,8 @@ def run_eagerly(
                     leaf.grad = torch.zeros_like(leaf)
         torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
     trained = [leaf for leaf in leaves if leaf.grad is not None]
+    if shards is not None:
+        shards.check_gathered(trained)
     return recorder.finished(step, ends, results, trained)
 
 
@@ -396,10 +407,11 @@ class _Pack:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each op below autograd, and the end of each storage."""
 
-    def __init__(self, *, keeps: bool, kernels: CudaKernels | None) -> None:
+    def __init__(self, *, keeps: bool, kernels: CudaKernels | None, shards: ShardedStep | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
-        self._keeps, self._kernels = keeps, kernels
+        self._keeps, self._kernels, self._shards = keeps, kernels, shards
+        self._kind: str | None = None  # of the ops that run, in place of their own
         self._ops: list[EagerOp] = []
         self._names: dict[int, str] = {}  # of storages that are there, by key
         self._stand_ins: set[int] = set()  # keys of storages in place of those that were packed
@@ -436,7 +448,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes = schema_of(func).is_mutable
         if not new and not writes:
             return
-        kind = f"aten.{schema_of(func).name.partition('::')[2]}"
+        kind = self._kind or f"aten.{schema_of(func).name.partition('::')[2]}"
         number = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind.partition('.')[2]}{f'_{number}' if number else ''}"
         reads = tuple(dict.fromkeys(self._name(tensor) for tensor in given))
@@ -547,6 +559,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._paused = False
 
     @contextmanager
+    def _named(self, kind: str) -> Iterator[None]:
+        self._kind = kind
+        try:
+            yield
+        finally:
+            self._kind = None
+
+    @contextmanager
     def looking(self, modules: Sequence[nn.Module]) -> Iterator[None]:
         """Record calls of modules and their parts, and tensors that autograd keeps.
 
@@ -558,8 +578,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 enter = partial(self._enter, path)
                 handles.append(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
                 handles.append(part.register_forward_hook(self._leave, always_call=True))
+        recording = Recording(lambda: self.phase, self.paused, self._named)
+        running = nullcontext() if self._shards is None else self._shards.running(recording)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            with running, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
             for handle in handles:
@@ -575,7 +597,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         path, kind, first, names, turns = self._open.pop()
         self._calls.append(ModuleCall(path, kind, (first, len(self._ops)), names, turns))
 
-    def _pack(self, tensor: torch.Tensor) -> _Pack:
+    def _pack(self, tensor: torch.Tensor) -> _Pack | SavedPart:
+        if self._shards is not None and (part := self._shards.saved(tensor)) is not None:
+            return part
         name = self._name(tensor)
         kept = Kept(name, tuple(path for path, *_ in self._open), len(self._ops))
         self._kept.append(kept)
@@ -601,7 +625,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _let_go(self, kept: Kept) -> None:
         kept.until = len(self._ops) - 1
 
-    def _unpack(self, pack: _Pack) -> torch.Tensor:
+    def _unpack(self, pack: _Pack | SavedPart) -> torch.Tensor:
+        if isinstance(pack, SavedPart):
+            assert self._shards is not None, "it saved this"
+            return self._shards.restored(pack)
         if pack.kept.asked is None:
             pack.kept.asked = len(self._ops)
         if pack.tensor is not None:
@@ -659,6 +686,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             calls_alone=self._calls_alone,
             workspace_bytes=self._workspace,
             kernels=notes,
+            notes=() if self._shards is None else (self._shards.note(),),
         )
 
     def _of_kernels(self) -> tuple[int, tuple[str, ...]]:
