@@ -17,7 +17,8 @@ _OF_SAMPLES = (
     *("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification"),
     *("MultipleChoice", "NextSentencePrediction"),
 )
-_OF_TARGETS = ("ForConditionalGeneration", "ForSpeechSeq2Seq", "ForCTC")
+_OF_TARGETS = ("ForConditionalGeneration", "ForSpeechSeq2Seq")
+_CTC = "ForCTC"
 _COLOURS = 3
 _TWO_FRAMES = 2  # of a spectrogram become one position of Whisper's encoder
 _OWN_FUNCTION = "write a function that returns the model and its inputs, and name it: train.py:step"
@@ -78,9 +79,10 @@ def _labels(name: str, takes: Mapping[str, Any], config: Any, main: Input, size:
         return {"start_positions": ends, "end_positions": ends}
     if "labels" not in takes:
         return {}
+    _check_loss(name)
     if "next_sentence_label" in takes:
         return {"labels": main, "next_sentence_label": Input((batch,), 2)}
-    if name.endswith(_OF_TARGETS) and (config.is_encoder_decoder or name.endswith("ForCTC")):
+    if name.endswith(_OF_TARGETS) and config.is_encoder_decoder:
         return {"labels": Input((batch, size("target", None)), _of(config, "vocab_size"))}
     if name.endswith((*_OF_TOKENS, *_OF_TARGETS)) and main.below is not None:
         is_of_words = not name.endswith("TokenClassification")
@@ -90,6 +92,21 @@ def _labels(name: str, takes: Mapping[str, Any], config: Any, main: Input, size:
     if name.endswith("SemanticSegmentation"):
         return {"labels": Input((batch, *main.shape[-2:]), config.num_labels)}
     raise UsageError(f"what labels {name} takes is not known", hint=_OWN_FUNCTION)
+
+
+def _check_loss(name: str) -> None:
+    """Check that a model's loss does not read the values of its labels.
+
+    Raises:
+        UsageError: it does.
+    """
+    if name.endswith(_CTC):
+        base = name.removesuffix(_CTC)
+        raise UsageError(
+            f"the loss of {name} looks at the labels' values, which tensors without data do not have",
+            hint=f'take another head: "architectures": ["{base}ForSequenceClassification"] (or ["{base}Model"]) '
+            "in the config has the same layers; its figures then lack the logits of all frames",
+        )
 
 
 def _of_sample(name: str, config: Any, batch: int, main: Input) -> Input:

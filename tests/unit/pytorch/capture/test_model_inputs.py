@@ -58,8 +58,12 @@ def test_labels_of_regression_and_of_several_classes_are_real_numbers() -> None:
 def test_a_target_has_its_own_length() -> None:
     made = inputs("T5ForConditionalGeneration", "input_ids, labels", is_encoder_decoder=True)
     assert made == {"input_ids": WORDS, "labels": Input((2, 3), 11)}
-    sound = inputs("Wav2Vec2ForCTC", "input_values, labels", "input_values")
-    assert sound == {"input_values": Input((2, 100)), "labels": Input((2, 3), 11)}
+
+
+def test_a_ctc_loss_is_refused_with_another_head() -> None:
+    with pytest.raises(UsageError, match="looks at the labels' values") as error:
+        inputs("HubertForCTC", "input_values, labels", "input_values")
+    assert '"architectures": ["HubertForSequenceClassification"] (or ["HubertModel"]' in str(error.value.hint)
 
 
 def test_choices_are_a_dim() -> None:
