@@ -69,7 +69,7 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 
 
 def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tuple[CurvePoint, ...]:
-    """Return the plans of a block, the plain one first, each planned for so many seconds."""
+    """Return the plans of a block, the plain one first, each planned with work of so many seconds."""
     with torch.device("meta"):
         block = LlamaBlock().bfloat16()
         x = torch.empty(1, tokens, WIDTH, dtype=torch.bfloat16, requires_grad=True)
@@ -87,7 +87,8 @@ def llama_curve(tokens: int, device: str = "h100", seconds: float = 0.5) -> tupl
     )
     (group,), refused = Captures(takes_sizes=False).groups([call])
     assert not refused
-    source: BudgetSource = source_within("min", device=device, options={"time_limit": seconds})
+    limits = {"work_limit": seconds, "time_limit": 60}
+    source: BudgetSource = source_within("min", device=device, options=limits)
     alone = replace(source, measures=False)
     return tuple(RegionGraphs(alone, Piece.of(group.captured)).curve())
 

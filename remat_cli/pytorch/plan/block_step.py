@@ -28,7 +28,8 @@ from remat_cli.pytorch.plan.region_copies import PassOrder, input_of, saved_by, 
 from remat_cli.pytorch.plan.rehearsal import Moment
 from remat_cli.splitting import Split
 
-_SECONDS = 1.0  # seconds for a choice
+# Limit of a choice: work, in about seconds, so that a busy machine chooses alike; and seconds in any case.
+_WORK, _SAFETY = 1.0, 60.0
 
 # Which tensors a choice may have on the host.
 ANYTHING, NOTHING, ALL_INPUTS = "anything", "nothing", "all inputs"
@@ -359,7 +360,7 @@ class BlockStep:
         else:
             time = sum(total(place, lambda point: point.time) for place in range(len(self.curves)))
             model.minimize(time + self._waiting(model, total, away, gone))
-        outcome = solve_model(model, Limits.of(_SECONDS), rounding=None)
+        outcome = solve_model(model, Limits.of(_SAFETY, work=_WORK), rounding=None)
         least, is_proven = outcome.bound or 0, outcome.status in (Status.OPTIMAL, Status.INFEASIBLE)
         values = outcome.values
         if values is None:

@@ -98,6 +98,7 @@ class BudgetSource(ScheduleSource):
         calls: number of calls before a backward pass, as the user says; a share of the budget is of all of them.
         fused: inductor's kernels run the plans.
         strict: a later step without a plan that fits is refused.
+        counts_work: work limits each try of a search for the smallest budget, as the user limits neither it nor time.
         budget_text: the budget as the user gave it, or the file whose plans run instead.
         own: budget and missed memory of the one model that is planned.
 
@@ -124,6 +125,7 @@ class BudgetSource(ScheduleSource):
     calls: int = 1
     fused: bool = False
     strict: bool = False
+    counts_work: bool = True
     budget_text: str = ""
     own: OwnState = field(default_factory=OwnState)
 
@@ -461,8 +463,7 @@ class BudgetSource(ScheduleSource):
         """Plan a graph for a request; of the smallest budget, search it."""
         if not self.is_smallest or request.offload:
             return plan(prepared, request)
-        has_limit = not self.request.chosen.options.keys().isdisjoint(("time_limit", "work_limit"))
-        return plan_smallest(prepared, request, counts_work=not has_limit)
+        return plan_smallest(prepared, request, counts_work=self.counts_work)
 
     def several(self, calls: int) -> SeveralCalls:
         """Return so many calls before a backward pass."""

@@ -245,6 +245,7 @@ def source_within(
         reserve_bytes=reserve_bytes,
         fused=bool(fused),
         strict=bool(strict),
+        counts_work=chosen.options.keys().isdisjoint(("time_limit", "work_limit")),
         budget_text=str(budget),
         calls=calls,
     )

@@ -157,7 +157,7 @@ def _predicted(record: PlanRecord) -> tuple[int, int | None, float]:
 
 
 def _options(place: Place, kind: Kind | None = None) -> Mapping[str, Any]:
-    limit = {"options": {"time_limit": 0.3}} if place.small else {}
+    limit = {"options": {"work_limit": 0.3, "time_limit": 60}} if place.small else {}
     return {**limit, **((kind and kind.options) or {})}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import baseline_of
+from remat_cli.planners.shared import limits
 from remat_cli.pytorch.capture.piece import Piece
 from remat_cli.pytorch.capture.reader import capture
 from remat_cli.pytorch.capture.step import Step
@@ -54,6 +56,16 @@ def test_lower_plans_peak_lower_where_the_peak_is_inside() -> None:
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[1] < peaks[2], "the least peak keeps more"
     assert keeps_least.kept == 0
+
+
+def test_a_busy_machine_finds_the_same_least_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    def least_peak() -> int:
+        layers = [nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.GELU(), nn.Tanh()]
+        return graphs_of(nn.Sequential(*layers), device="h100").lower()[-1].planned.predicted_peak_bytes
+
+    idle, ticks = least_peak(), count()
+    monkeypatch.setattr(limits, "monotonic", lambda: next(ticks) * 0.02)  # each look at the clock takes 20 ms
+    assert least_peak() == idle
 
 
 def test_the_last_plan_keeps_only_what_cannot_run_again() -> None:

@@ -542,10 +542,11 @@ def test_where_no_plan_leaves_the_loss_free_the_tightest_runs_and_one_line_says_
 ) -> None:
     torch.manual_seed(0)
     model, given = Logits(3, 16, 200, 0.0), tokens()
-    least = planned(copy.deepcopy(model), budget="min", regions="blocks.*", options=OPTIONS)
+    options = {"work_limit": 0.3, "time_limit": 60}
+    least = planned(copy.deepcopy(model), budget="min", regions="blocks.*", options=options)
     least(*given).sum().backward()
     budget = int(1.1 * record_of(least).budget_bytes)
-    by_regions(model, budget, "blocks.*")
+    planned(model, budget=budget, regions="blocks.*", options=options)
     for _ in range(5):
         model.zero_grad(set_to_none=True)
         loss = F.cross_entropy(model(*given).exp().log().flatten(0, 1), given[1].flatten())
