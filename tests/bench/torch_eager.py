@@ -14,7 +14,7 @@ from rich.table import Table
 from remat_cli.config import GraphOptions
 from remat_cli.studies.eager import eager_run
 from remat_cli.units import format_bytes
-from tests.bench import torch_models
+from tests.bench import eager_models, torch_models
 from tests.bench.torch_models import Step
 from tests.loops import peak_of_loop
 
@@ -40,6 +40,12 @@ STEPS: tuple[Callable[..., Step], ...] = (
     torch_models.whisper,
     torch_models.mixture_of_experts,
     torch_models.diffusion_unet,
+    eager_models.gru,
+    eager_models.class_token,
+    eager_models.class_token_bfloat16,
+    eager_models.class_token_frozen,
+    eager_models.class_token_checkpoints,
+    eager_models.several_heads,
 )
 
 
