@@ -221,11 +221,11 @@ class _CutSearch:
             else request.budget_of(rank).bytes_of(peak, self._fixed[rank], peak - self._fixed[rank])
             for rank, peak in enumerate(usual.peaks)
         )
-        bound = makespan_bound(chunks, self._rank_of, request.microbatches, self._transfer)
         self._room = Room(
             limits=[budget - fixed for budget, fixed in zip(budgets, self._fixed, strict=True)],
             sent=self._sent_bytes(),
         )
+        bound = makespan_bound(chunks, self._rank_of, request.microbatches, self._transfer, self._room)
         self.best = PipelinePlanning(prepared, request, cuts, chunks, usual, budgets, bound)
 
     def run(self) -> PipelinePlanning:

@@ -131,3 +131,4 @@ def test_no_order_and_choice_is_faster(
     planning = plan_pipeline(prepared(graph), Residents({}, {}), request, Request())
     best = best_of_all(planning, seen[-1], microbatches)
     assert (None if planning.replay is None else planning.replay.makespan) == best
+    assert best is None or planning.bound <= best
