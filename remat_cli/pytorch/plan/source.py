@@ -81,6 +81,10 @@ class ScheduleSource(ABC):
         """
         return False
 
+    def ends_call(self, results: object) -> None:
+        """Note the results of a planned call of the whole."""
+        del results
+
     def graph(self, piece: Piece) -> Graph:
         """Return the graph of a piece, to be planned or replayed."""
         return graph_of(piece.joint, NAME)

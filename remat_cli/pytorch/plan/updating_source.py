@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from remat_cli.pytorch.plan.state_levels import StateLevel, candidates, moving_t
 from remat_cli.pytorch.unstable.modules import enclosing_parallel
 from remat_cli.pytorch.update.first_step import FirstStep
 from remat_cli.pytorch.update.partial_steps import check_owned, check_partial_steps
-from remat_cli.pytorch.update.updates import Updates
+from remat_cli.pytorch.update.updates import Updates, check_one_owner
 from remat_cli.units import format_bytes
 
 # Where the user wants updates.
@@ -95,11 +96,17 @@ class UpdatingSource(BudgetSource):
             first.begin()
             return False
         self.first_step = None
+        first.end()
         if first.obstacles:
             _log.info("updates run at optimizer.step(): %s", "; ".join(first.obstacles))
             return False
         self.updates.in_backward, self.updates.hosted = True, frozenset()
         return True
+
+    def ends_call(self, results: Any) -> None:
+        """Watch who adds to gradients in the first step; see `ScheduleSource.ends_call`."""
+        if self.first_step is not None and not self.insists_on_backward:
+            self.first_step.follow(results)
 
     @property
     def insists_on_backward(self) -> bool:
@@ -113,6 +120,7 @@ class UpdatingSource(BudgetSource):
             return False
         if self.first_step.obstacles:
             return False
+        self.first_step.end()
         self.updates.in_backward = True
         return True
 
@@ -291,9 +299,10 @@ def updating_source(source: BudgetSource, model: object, update: bool | str) -> 
         update = IN_STEP
     if isinstance(model, nn.Module):
         check_owned(source.optimizer, list(model.parameters()))
+    check_one_owner(source.optimizer, model)
     check_partial_steps(source.optimizer)
     known = {item.name: getattr(source, item.name) for item in fields(BudgetSource)}
-    updates = Updates(source.optimizer)
+    updates = Updates(source.optimizer, model)
     updates.in_backward = update == IN_BACKWARD
     return UpdatingSource(
         **known,

@@ -120,6 +120,7 @@ class PlannedCall:
         try:
             result = self._explained(args, kwargs)
             self._keeper.has_begun = True
+            self.source.ends_call(result)
             return result
         except DoesNotFit:
             self.record.refused += 1

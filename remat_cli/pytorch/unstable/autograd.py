@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,26 @@ def number_of(node: Any) -> int:
 def keep_in(node: Any, key: str, value: object) -> None:
     """Let a node own a value: it is freed with the node, which may outlive its Python object."""
     node.metadata[key] = value
+
+
+def makers_of_gradients(results: Iterable[Any]) -> Iterator[tuple[Any, dict[int, torch.Tensor]]]:
+    """Yield each node that makes gradients of leaves, with these leaves by their places among its gradients.
+
+    Args:
+        results: results of the graph to search; values that are no tensors are left out.
+    """
+    left = [result.grad_fn for result in results if isinstance(result, torch.Tensor)]
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        after: list[Any] = [following for following, _ in node.next_functions]
+        leaves = {place: each.variable for place, each in enumerate(after) if hasattr(each, "variable")}
+        if leaves:
+            yield node, leaves
+        left.extend(after)
 
 
 def current_pass() -> int | None:

@@ -61,8 +61,9 @@ class UsedGradient(torch.Tensor):
         if func not in _ZEROS:
             does = "a gradient is added to one" if func is _ADDS else f"{func} reads a gradient"
             raise UsageError(
-                f"{does} that is gone: its parameter was updated in the backward pass, as nothing read gradients in "
-                "the first step, and one backward pass came before it",
+                f"{does} that is gone: its parameter was updated in the backward pass, as if nothing read gradients "
+                "(clipping, another optimizer), one pass came before each step, and no loss outside of the planned "
+                "model used the parameter",
                 hint="planned(..., update='step') updates parameters when optimizer.step() is called",
             )
         for leaf in pytree.tree_leaves(args):

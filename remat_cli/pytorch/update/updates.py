@@ -6,6 +6,8 @@ itself then finds no gradients.
 
 from __future__ import annotations
 
+import gc
+import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,9 +22,10 @@ from remat_cli.pytorch.update.gradients import UsedGradient, as_accumulated
 from remat_cli.pytorch.update.hosted_state import HostedState
 from remat_cli.pytorch.update.partial_steps import PartialSteps, parameters_in
 
-# The updates of each optimizer: a model that is planned again has others.
-_UPDATES: weakref.WeakKeyDictionary[torch.optim.Optimizer, Updates] = weakref.WeakKeyDictionary()
+# The updates of all optimizers: a model that is planned again has others.
+_UPDATES: weakref.WeakSet[Updates] = weakref.WeakSet()
 
+_log = logging.getLogger("remat")
 _STEP = "planned(..., update='step') updates parameters when optimizer.step() is called"
 
 
@@ -31,26 +34,32 @@ class Updates:
 
     Attributes:
         optimizer: the optimizer.
+        model: the model, or function, whose passes make the gradients.
         costs: the memory of each parameter's update.
         hosted: parameters whose state waits on the host between updates.
         room_bytes: memory for the temporaries, and the state that comes and goes, of one group of updates.
         state: moves state to the host and back.
-        before_next_step: called once, when the next step of the optimizer begins.
+        around_next_step: called once, before the next step of the optimizer and after it.
         in_backward: updates run in the backward pass, where its plan has them.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: object = None) -> None:
         """Begin with the state where it is.
+
+        Args:
+            optimizer: the optimizer.
+            model: the model, or function, whose passes make the gradients.
 
         Raises:
             UsageError: the optimizer's step does not run without data.
         """
         self.optimizer = optimizer
+        self.model = model
         self.costs: Mapping[torch.Tensor, UpdateCost] = update_costs(optimizer)
         self.hosted: Collection[torch.Tensor] = frozenset()
         self.room_bytes = 0
         self.in_backward = False
-        self.before_next_step: Callable[[], None] | None = None
+        self.around_next_step: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.state = HostedState(optimizer)
         self._steps = PartialSteps(optimizer)
         self._group_of: dict[torch.Tensor, int] = {}
@@ -61,17 +70,23 @@ class Updates:
         self._gradient_hooks: list[Any] = []
         self._depth = 0  # calls of steps that have begun, one within the other
         before, after = weakly(self._before_step), weakly(self._after_step)
-        self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+        self._hooks = [
+            optimizer.register_step_pre_hook(before),
+            optimizer.register_step_post_hook(after),
+            optimizer.register_state_dict_pre_hook(weakly(self._warn_of_half_a_step)),
+        ]
         for hook in self._hooks:
             weakref.finalize(self, hook.remove).atexit = False
-        if (former := _UPDATES.get(optimizer)) is not None:
-            former.let_go()
-        _UPDATES[optimizer] = self
+        for former in list(_UPDATES):
+            if former.optimizer is optimizer or (model is not None and former.model is model):
+                former.let_go()
+        _UPDATES.add(self)
 
     def let_go(self) -> None:
         """Leave the optimizer as it was; its state stays where it is."""
         for hook in (*self._hooks, *self._gradient_hooks):
             hook.remove()
+        _UPDATES.discard(self)
 
     def settle(self, hosted: Collection[torch.Tensor], room_bytes: int, *, by_hooks: bool = False) -> None:
         """Let the state of these parameters wait on the host from now on.
@@ -169,9 +184,19 @@ class Updates:
         """
         if parameter in self._used if parameter is not None else self._used:
             raise UsageError(
-                "the last backward pass has updated parameters, and no optimizer.step() came after it: a step that is "
-                "skipped, or several backward passes before one step, need the gradients of all passes",
-                hint=_STEP,
+                f"the last backward pass has updated {len(self._used)} parameters, and no optimizer.step() came after "
+                "it: they and their state have this step's values, whose gradients are gone",
+                hint="optimizer.step() ends the step; where steps are skipped, or gradients of several passes are "
+                f"added, {_STEP}",
+            )
+
+    def _warn_of_half_a_step(self, _: object) -> None:
+        """Warn whoever saves the state between a backward pass with updates and the optimizer's step."""
+        if self._used:
+            _log.warning(
+                "optimizer.state_dict() before optimizer.step(): the backward pass has updated %d parameters and their "
+                "state already; save the model with it, and after the step",
+                len(self._used),
             )
 
     @property
@@ -193,9 +218,8 @@ class Updates:
         self._depth = 1
         try:
             args, kwargs = _with_closure_run(args, kwargs)
-            if self.before_next_step is not None:
-                act, self.before_next_step = self.before_next_step, None
-                act()
+            if self.around_next_step is not None:
+                self.around_next_step[0]()
             self._check_options()
             with torch.no_grad():
                 for number, parameters in self._groups():
@@ -219,6 +243,9 @@ class Updates:
         self._hidden.clear()
         self._steps.finish()
         self._used.clear()
+        if self.around_next_step is not None:
+            around, self.around_next_step = self.around_next_step, None
+            around[1]()
 
     def _check_options(self) -> None:
         """Check that options are those that the backward pass has used.
@@ -299,6 +326,34 @@ class Updates:
             self.state.offload(parameter)
         for parameter in leaving:
             self.state.release(parameter)
+
+
+def check_one_owner(optimizer: torch.optim.Optimizer, model: object) -> None:
+    """Check that no other optimizer updates parameters of this one as a part of a planned step.
+
+    Args:
+        optimizer: the optimizer.
+        model: the model, or function, to be planned: an optimizer of an earlier plan of it is replaced.
+
+    Raises:
+        UsageError: another does.
+    """
+    own = {parameter for _, parameter in parameters_in(optimizer)}
+
+    def shared() -> str:
+        for other in list(_UPDATES):
+            if other.optimizer is not optimizer and other.model is not model and not own.isdisjoint(other.costs):
+                return type(other.optimizer).__name__
+        return ""
+
+    if shared():
+        gc.collect()  # of a plan that is no longer in use
+    if name := shared():
+        raise UsageError(
+            f"optimizer: parameters of the {type(optimizer).__name__} are updated by another planned step's {name}, "
+            "too",
+            hint="give each parameter to one optimizer, or plan both steps without update",
+        )
 
 
 def _with_closure_run(args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -182,3 +182,64 @@ def test_a_skipped_step_is_an_error_where_parameters_were_updated() -> None:
     model(given).backward()
     with pytest.raises(RematError, match=r"no optimizer.step\(\) came after it"):
         model(given)
+
+
+@pytest.mark.parametrize("optional", [True, "backward"])
+def test_a_loss_that_reads_weights_of_the_whole_keeps_eagers_bits_or_is_refused(optional: bool | str) -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    planned(model, budget="70%", optimizer=others, regions=None, update=optional, offload=True, link_bandwidth=LINK)
+
+    def run() -> None:
+        for given in batches():
+            for one, optimizer in ((eager, its), (model, others)):
+                loss = one(given) + one.get_parameter("layers.0.1.weight").square().sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    if optional == "backward":
+        with pytest.raises(RematError, match="no loss outside of the planned model used the parameter"):
+            run()
+        return
+    run()
+    assert_same(eager, its, model, others)
+    assert "updates at optimizer.step()" in str(plan_of(model))
+
+
+def test_another_optimizer_keeps_updates_at_the_step_with_eagers_bits() -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    second, seconds = (optim.SGD(each.parameters(), lr=0.01) for each in (eager, model))
+    planned(model, budget="70%", optimizer=others, regions="layers.*", update=True, offload=True, link_bandwidth=LINK)
+    for given in batches():
+        for one, optimizers in ((eager, (its, second)), (model, (others, seconds))):
+            one(given).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            optimizers[0].zero_grad()
+    assert_same(eager, its, model, others)
+    assert "updates at optimizer.step()" in str(plan_of(model))
+
+
+def test_the_first_step_may_need_updates_in_the_backward_pass_of_the_whole() -> None:
+    eager, model = pair()
+    its, others = optim.AdamW(eager.parameters()), optim.AdamW(model.parameters())
+    planned(model, budget="min", optimizer=others, regions=None, update="backward", offload=True, link_bandwidth=LINK)
+    model(batches(1)[0])
+    least = figures(model)[0]
+    _, model = pair()
+    others = optim.AdamW(model.parameters())
+    planned(
+        model,
+        budget=f"{least + 40_000}B",
+        optimizer=others,
+        regions=None,
+        update=True,
+        offload=True,
+        link_bandwidth=LINK,
+    )
+    train(eager, its)
+    train(model, others)
+    assert_same(eager, its, model, others)
+    assert "updates in the backward pass" in str(plan_of(model))

@@ -16,7 +16,7 @@ from remat_cli.pytorch.update.costs import update_costs
 from remat_cli.pytorch.update.first_step import FirstStep
 from remat_cli.pytorch.update.hosted_state import is_on_host
 from remat_cli.pytorch.update.partial_steps import check_owned, check_partial_steps
-from remat_cli.pytorch.update.updates import Updates
+from remat_cli.pytorch.update.updates import Updates, check_one_owner
 
 Model = nn.Sequential
 Make = Callable[[Any], optim.Optimizer]
@@ -235,6 +235,7 @@ def test_first_step_shows_who_needs_gradients(kind: str, obstacle: str) -> None:
     updates = Updates(optimizer)
     first = FirstStep(updates)
     first.begin()
+    planned.register_forward_pre_hook(lambda *_: first.end() if first.is_over else None)  # as the next planned call
     loop(planned, optimizer, kind)
     assert first.is_over
     assert [each for each in first.obstacles if obstacle in each] if obstacle else first.obstacles == []
@@ -351,3 +352,62 @@ def test_a_model_that_is_planned_again_has_one_set_of_updates() -> None:
     loop(planned, others)
     assert_same(eager, its, planned, others)
     assert not former.hosted
+
+
+def test_a_parameter_of_two_planned_optimizers_is_refused() -> None:
+    planned = model()
+    first = Updates(optim.AdamW(planned.parameters()), "one model")
+    other = optim.SGD(planned[0].parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="parameters of the SGD are updated by another planned step's AdamW, too"):
+        check_one_owner(other, "another")
+    check_one_owner(other, "one model")  # is planned again
+    check_one_owner(optim.SGD(model().parameters(), lr=0.1), "another")
+    Updates(other, "one model")
+    check_one_owner(first.optimizer, "one model")
+    del first
+    check_one_owner(optim.AdamW(planned[3].parameters()), "another")
+
+
+def test_a_second_optimizer_is_seen_in_the_first_step() -> None:
+    planned = model()
+    ones, others = optim.AdamW(planned.parameters()), optim.SGD(planned.parameters(), lr=0.1)
+    first = FirstStep(Updates(ones))
+    first.begin()
+    planned(torch.ones(4, 8)).sum().backward()
+    ones.step()
+    others.step()
+    first.end()
+    assert [text.split(" (")[0] for text in first.obstacles] == ["gradients are read after the step"]
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("order", [1, -1])
+def test_parameters_used_outside_of_the_whole_are_seen_in_the_first_step(*, is_used: bool, order: int) -> None:
+    planned = model()
+    first = FirstStep(Updates(optim.AdamW(planned.parameters())))
+    first.begin()
+    loss: torch.Tensor = planned(torch.ones(4, 8)).sum()
+    first.follow([loss])
+    terms = [loss, planned.get_parameter("3.weight").square().sum() if is_used else torch.zeros(())]
+    torch.autograd.backward(sum(terms[::order], torch.zeros(())))
+    assert bool(first.obstacles) == is_used
+    assert not is_used or "used outside of the planned model" in first.obstacles[0]
+
+
+def test_after_a_skipped_step_is_said_the_loop_may_end_it_and_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    eager, planned = model(), model()
+    its, others = Counting(in_groups(eager), lr=0.1), Counting(in_groups(planned), lr=0.1)
+    updates = Updates(others)
+    updates.settle((), room_bytes=0, by_hooks=True)
+    for number, given in enumerate(inputs()):
+        for of, optimizer in ((eager, its), (planned, others)):
+            of(given).square().mean().backward()
+            if number == 2 and optimizer is others:
+                others.state_dict()
+                assert "save the model with it, and after the step" in caplog.text
+                with pytest.raises(UsageError, match="has updated 6 parameters, and no"):
+                    updates.check_stepped()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(eager, its, planned, others)
+    assert caplog.text.count("state_dict") == 1
