@@ -251,6 +251,15 @@ def hosted_table(console: Console) -> None:
     torch_hosted(console)
 
 
+def updates_table(console: Console) -> None:
+    """A GPT with its optimizer's step in the plan, where PyTorch is installed."""
+    try:
+        from tests.bench.torch_updates import torch_updates
+    except ImportError as error:
+        sys.exit(f"this table needs torch: {error}")
+    torch_updates(console)
+
+
 def eager_table(console: Console) -> None:
     """Steps in eager mode, where PyTorch is installed."""
     try:
@@ -322,6 +331,7 @@ TABLES: Mapping[str, Callable[[Console], None]] = {
     "checkpoints": checkpoints_table,
     "regions": regions_table,
     "hosted": hosted_table,
+    "updates": updates_table,
     "fused": fused_table,
     "models": model_tables,
 }
@@ -335,6 +345,7 @@ ONLY_WHEN_NAMED = (
     "checkpoints",
     "regions",
     "hosted",
+    "updates",
     "moved_state",
     "fused",
     "reshard",
