@@ -13,6 +13,7 @@ import torch
 from remat_cli.pytorch.unstable import pytree
 from remat_cli.pytorch.unstable.autograd import makers_of_gradients
 from remat_cli.pytorch.unstable.modules import hooks_on_gradients
+from remat_cli.pytorch.unstable.tensors import version_of
 from remat_cli.pytorch.update.gradients import WatchedGradient
 from remat_cli.pytorch.update.updates import Updates
 
@@ -69,13 +70,13 @@ class FirstStep:
     def _were_made(self, leaves: Mapping[int, torch.Tensor], gradients: Sequence[torch.Tensor | None], _: Any) -> None:
         for place, leaf in leaves.items():
             if (gradient := gradients[place]) is not None:
-                self._made.setdefault(leaf, []).append((weakref.ref(gradient), gradient._version))
+                self._made.setdefault(leaf, []).append((weakref.ref(gradient), version_of(gradient)))
 
     def _arrives(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         match self._made.pop(parameter, ()):
             case ():  # of a parameter that the model does not use
                 return
-            case [(made, version)] if made() is gradient and gradient._version == version:
+            case [(made, version)] if made() is gradient and version_of(gradient) == version:
                 return
         self.note("parameters are used outside of the planned model, too")
 
