@@ -7,11 +7,12 @@ and is sent back while other ops run.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -325,7 +326,8 @@ def with_moves(
     moves = ResidentMoves(graph, schedule, away, budget_bytes, link)
     largest = max((graph.tensors[name].bytes for name in away), default=0)
     found = []
-    for reserve, cross in product(dict.fromkeys((0, largest, 2 * largest)), (True, False)):
+    # The last has each resident on the host but for its uses.
+    for reserve, cross in ((0, True), (largest, True), (2 * largest, True), (0, False), (sys.maxsize // 2, False)):
         woven = moves.woven(reserve, cross=cross)
         found.append((woven, simulate(graph, woven, link=link)))
     return min(found, key=lambda each: each[1].time)

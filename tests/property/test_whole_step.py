@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remat_cli.config import GraphOptions
 from remat_cli.core.bounds import largest_working_set
 from remat_cli.core.graph import Graph, Residency
 from remat_cli.core.link import Duplex, Link
@@ -17,12 +19,14 @@ from remat_cli.core.problem import Budget, Problem, Scope, Status
 from remat_cli.core.schedule import Compute, Free, Inplace, Offload, Prefetch, Schedule, Step, Wait, plain_run
 from remat_cli.core.simulate import simulate
 from remat_cli.core.solve import Solution, baseline_of, solve
+from remat_cli.generate.llama import Llama
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.keep_all import KeepAll
 from remat_cli.planners.min_cut.planner import MinCut
-from remat_cli.planning.resident_moves import ResidentMoves
-from remat_cli.planning.step_views import movable_residents, with_early_updates, without_residents
+from remat_cli.planning.resident_moves import ResidentMoves, with_moves
+from remat_cli.planning.step_views import movable_residents, with_early_updates, with_late_updates, without_residents
 from remat_cli.planning.whole_step import WholeStep
+from remat_cli.synthesis import synthesize
 from tests.graphs import updating_chain, updating_graphs
 from tests.second_judge import replayed
 from tests.transfer_oracle import TransferOracle
@@ -104,6 +108,27 @@ def test_plan_is_never_slower_than_all_state_on_the_host(problem: Problem) -> No
         solution = solved(replace(problem, offload=True), KeepAll())
         assert solution.trace is not None
         assert solution.trace.time <= away.time
+
+
+def test_plan_is_no_slower_than_all_state_away_with_any_share_of_memory_for_the_planner() -> None:
+    network = Llama(layers=4, width=1024, heads=8, groups=2, hidden=4096, vocabulary=8192, sequence=2048)
+    prepared = synthesize(network, GraphOptions(device="a100", optimizer="adamw", update=True))
+    graph, link = prepared.graph, prepared.link
+    assert link is not None
+    budget = baseline_of(graph).peak_bytes // 2
+    solution = solve(Problem(graph, Budget(budget), link, offload=True), WholeStep(DTR()))
+    assert solution.trace is not None
+    away = [name for name in movable_residents(graph) if graph.tensors[name].resident is Residency.STATE]
+    view = without_residents(with_early_updates(graph), away)
+    needed = largest_working_set(view, residents_stay=True).bytes
+    recipes = []
+    for quarters in (1, 2, 4):
+        schedule = solve(Problem(view, Budget(needed + (budget - needed) * quarters // 4), link), DTR()).result.schedule
+        late = None if schedule is None else with_late_updates(graph, schedule)
+        if late is not None and simulate(without_residents(graph, away), late, link=link).peak_bytes <= budget:
+            woven = ResidentMoves(graph, late, away, budget, link).woven(sys.maxsize // 2, cross=False)
+            recipes += [with_moves(graph, late, away, budget, link)[1].time, simulate(graph, woven, link=link).time]
+    assert solution.trace.time <= min(recipes)
 
 
 @given(problem=step_problems())
