@@ -24,7 +24,7 @@ from remat_cli.planning.parts import parts_summary
 from remat_cli.planning.refusal import with_closest
 from remat_cli.planning.smallest_budget import SmallestBudget, smallest_budget
 from remat_cli.planning.summary import Summary, graph_summary, solution_summary
-from remat_cli.planning.whole_step import WholeStep
+from remat_cli.planning.whole_step import for_whole_step
 from remat_cli.prepare import Prepared
 
 # The seconds for the budget that a refusal suggests, if the planner has no time limit.
@@ -169,7 +169,7 @@ def plan_graph(prepared: Prepared, request: Request, observe: Observer | None = 
         KeyboardInterrupt: the planner was interrupted before it found a plan.
     """
     graph, observe = prepared.graph, observe or Observer()
-    planner = WholeStep(request.chosen.built) if graph.residents else request.chosen.built
+    planner = for_whole_step(request.chosen.built, graph)
     with observe.judging():
         baseline_of(graph)
     size = request.budget_bytes(graph)

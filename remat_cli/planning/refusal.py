@@ -12,6 +12,7 @@ from remat_cli.core.simulate import Trace
 from remat_cli.core.solve import Solution, solve
 from remat_cli.planners.dtr.planner import DTR
 from remat_cli.planners.shared.limits import Limits
+from remat_cli.planning.whole_step import for_whole_step
 
 _TRIES = 8
 
@@ -46,7 +47,7 @@ def quick_peak(graph: Graph, budget_bytes: int, seconds: float) -> int:
         budget_bytes: the budget.
         seconds: limit in seconds.
     """
-    tried = solve(Problem(graph, Budget(budget_bytes)), DTR(time_limit=seconds))
+    tried = solve(Problem(graph, Budget(budget_bytes)), for_whole_step(DTR(time_limit=seconds), graph))
     return (tried.trace or tried.closest or tried.baseline).peak_bytes
 
 
@@ -60,7 +61,8 @@ def _run_within_reach(problem: Problem, budget_bytes: int, limits: Limits) -> tu
     for _ in range(_TRIES):
         if limits.is_over:
             return run
-        tried = solve(replace(problem, budget=Budget(budget_bytes)), DTR(time_limit=limits.seconds))
+        planner = for_whole_step(DTR(time_limit=limits.seconds), problem.graph)
+        tried = solve(replace(problem, budget=Budget(budget_bytes)), planner)
         if tried.result.schedule is not None and tried.trace is not None:
             return run or (tried.result.schedule, tried.trace)
         if tried.result.closest is None or tried.closest is None:

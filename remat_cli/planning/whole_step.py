@@ -98,6 +98,11 @@ class WholeStep:
         return _Composition(self.planner, problem, observe).result()
 
 
+def for_whole_step(planner: Planner, graph: Graph) -> Planner:
+    """Return the planner of a step: one that knows its residents, where the step has any."""
+    return WholeStep(planner) if graph.residents else planner
+
+
 @dataclass(frozen=True)
 class _Found:
     """A schedule of the step with its replay, and the planner's claim that it comes from."""

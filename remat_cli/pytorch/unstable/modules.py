@@ -67,5 +67,6 @@ def is_within_transform() -> bool:
 def hooks_on_gradients(parameter: torch.Tensor) -> int:
     """Return the number of hooks of others that see a parameter's gradient."""
     after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    own = sum(type(hook).__module__.startswith("remat_cli.") for hook in after.values())
+    owners = (getattr(hook, "__self__", hook) for hook in after.values())  # of a method, the object that it is bound to
+    own = sum(type(owner).__module__.startswith("remat_cli.") for owner in owners)
     return len(parameter._backward_hooks or ()) + len(after) - own
