@@ -138,7 +138,12 @@ class ConfiguredModel:
 
     def _transformers_config(self) -> Any:
         with quiet():
-            config = config_of(self.config.model_type, self.config.document)
+            try:
+                config = config_of(self.config.model_type, self.config.document)
+            except ValueError as error:
+                raise UsageError(
+                    f"{self.config.path}: transformers refuses this config: {error}", hint="correct that value"
+                ) from error
             assert config is not None
             # A cache of keys and values is for generation: trainers leave it out.
             config.use_cache = config.get_text_config().use_cache = False

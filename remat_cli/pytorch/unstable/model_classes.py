@@ -11,10 +11,20 @@ from torch import nn
 
 
 def config_of(model_type: str, document: Mapping[str, Any]) -> Any | None:
-    """Return the config of a model; None if transformers does not know its type."""
+    """Return the config of a model; None if transformers does not know its type.
+
+    Raises:
+        ValueError: transformers refuses a value.
+    """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[model_type].from_dict(dict(document)) if model_type in CONFIG_MAPPING else None
+    if model_type not in CONFIG_MAPPING:
+        return None
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(dict(document))
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
 
 
 def class_of(architecture: str) -> Any | None:

@@ -40,3 +40,14 @@ def test_a_missing_library_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_function_makes_its_model_itself(options: ReadOptions) -> None:
     with pytest.raises(UsageError, match=r"has no meaning for tests\.torch_steps:mlp"):
         load_step("tests.torch_steps:mlp", options)
+
+
+def test_a_config_that_transformers_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path = Path(config_in(tmp_path)) / "config.json"
+    path.write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": "wide"}')
+    with pytest.raises(
+        UsageError, match="transformers refuses this config: Field 'hidden_size' expected int"
+    ) as refused:
+        load_step(str(path), ReadOptions())(batch=1)
+    assert refused.value.hint == "correct that value"
