@@ -41,6 +41,7 @@ PROPERTIES = {
     "ranks": ("one", "ddp", "fsdp2", "tensor"),
     "sizes": ("fixed", "changing"),
     "source": ("budget", "file"),
+    "update": ("unplanned", "planned"),
 }
 Pair = tuple[str, str]
 
@@ -56,6 +57,7 @@ class Row:
     sizes: str
     source: str
     precision: str = "float32"
+    update: str = "unplanned"
 
     @property
     def pairs(self) -> Iterator[frozenset[Pair]]:
@@ -78,24 +80,28 @@ ALONE = rows("""
     whole  compiled recompute one fixed    file
     blocks eager    offload   one changing budget
     blocks eager    recompute one fixed    file
-    whole  eager    offload   one changing budget
+    whole  eager    offload   one changing budget float32 planned
+    whole  eager    offload   one fixed    budget float32 planned
     whole  eager    split     one changing budget
-    whole  compiled offload   one changing budget
+    whole  compiled offload   one changing budget float32 planned
     whole  compiled split     one fixed    budget
     blocks compiled recompute one changing budget
+    blocks compiled offload   one fixed    budget float32 planned
     blocks eager    offload   one fixed    file
-    blocks eager    split     one changing budget
+    blocks eager    offload   one fixed    budget float32 planned
+    blocks eager    recompute one changing budget float32 planned
+    blocks eager    split     one changing budget float32 planned
     blocks eager    split     one fixed    file
 """)
 TOGETHER = rows("""
-    whole  eager    offload   ddp    changing budget
-    blocks eager    offload   fsdp2  changing budget bfloat16
+    whole  eager    offload   ddp    changing budget float32 planned
+    blocks eager    offload   fsdp2  changing budget bfloat16 planned
     blocks eager    recompute tensor changing budget
     whole  eager    split     ddp    fixed    file
-    blocks compiled recompute ddp    fixed    budget
+    blocks compiled recompute ddp    fixed    budget float32 planned
     blocks compiled recompute fsdp2  fixed    budget
     blocks eager    split     fsdp2  fixed    file
-    blocks compiled offload   tensor fixed    budget
+    blocks compiled offload   tensor fixed    budget float32 planned
     blocks eager    split     tensor fixed    file
 """)
 
@@ -142,6 +148,12 @@ REFUSED = {
         "changing+file",
         "is for another graph",
         "a file is proven for the sizes that it was planned for",
+    ),
+    "a file with a planned update": refusal(
+        "whole eager recompute one fixed file float32 planned",
+        "file+planned",
+        "a schedule from a file has no updates of this optimizer",
+        "a file knows no optimizer whose step it could run",
     ),
 }
 
@@ -192,13 +204,20 @@ def options(row: Row) -> dict[str, Any]:
     return chosen | ({"split": True} if row.moves == "split" else {})
 
 
-def planned_as(row: Row, model: nn.Module, files: Path) -> nn.Module:
+def planned_as(row: Row, model: nn.Module, files: Path, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
     """Plan a model as the row says."""
     seconds = 0.05 if (row.extent, row.moves) == ("blocks", "split") else 0.5  # cuts are searched for in 20 times that
     chosen = {**options(row), "optimizer": "momentum", "options": {"time_limit": seconds}}
+    update: dict[str, Any] = {}
+    if row.update == "planned":
+        update = {"update": True, "optimizer": optimizer or momentum(model)}
     if row.source == "budget":
-        return planned(model, budget=budget_of(row), **chosen)
-    return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled")
+        return planned(model, budget=budget_of(row), **{**chosen, **update})
+    return planned(model, schedule=file_of(row, files), fused=row.kernels == "compiled", **update)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def budget_of(row: Row) -> str:
@@ -270,31 +289,44 @@ def trained(row: Row, files: Path) -> dict[str, Any]:
     if row.source == "file" and row.extent == "blocks":
         write_blocks(row, model, files)
     twin = sharded(copy.deepcopy(model), row)
-    model = planned_as(row, sharded(model, row), files)
+    model = sharded(model, row)
+    optimizers = [momentum(each) for each in (model, twin)]
+    model = planned_as(row, model, files, optimizers[0])
     models = [nn.parallel.DistributedDataParallel(each) if row.ranks == "ddp" else each for each in (model, twin)]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (model, twin)]
     difference, predicted = 0.0, 0
     for number in range(3):
         losses = [step(each, *inputs(number, row)) for each in models]
-        difference = max(difference, far(losses), *map(far, gradients_of(model, twin)))
+        difference = max(difference, far(losses))
+        if row.update != "planned":  # which uses up gradients
+            difference = max(difference, *map(far, gradients_of(model, twin)))
         record: Any = plan_of(model)
         last = record if row.extent == "blocks" else record.last
         predicted = max(predicted, last.predicted_peak_bytes)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        difference = max(difference, *map(far, results_of(model, twin, *optimizers)))
     return {
         "difference": difference,
         "predicted": predicted,
         "measured": list(last.measured_peak_bytes),
         "unplanned": record.unplanned.total(),
         "parts": "parts" in str(record),
+        "update": "updates " in str(record),
     }
 
 
 def gradients_of(model: nn.Module, twin: nn.Module) -> Iterator[list[Any]]:
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         yield [one.grad, other.grad]
+
+
+def results_of(
+    model: nn.Module, twin: nn.Module, its: torch.optim.Optimizer, others: torch.optim.Optimizer
+) -> Iterator[list[Any]]:
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        yield [one.detach(), other.detach()]
+        yield [its.state[one]["momentum_buffer"], others.state[other]["momentum_buffer"]]
 
 
 def far(values: list[Any]) -> float:
@@ -309,6 +341,7 @@ def check(row: Row, came: dict[str, Any]) -> None:
     assert came["difference"] <= (1e-5 if is_rounded else 0), str(row)
     assert came["unplanned"] == 0, str(row)
     assert came["parts"] == (row.moves == "split"), str(row)
+    assert came["update"] == (row.update == "planned"), str(row)
     # The optimizer's state is there from the second step on. What ranks
     # exchange differs between a rehearsal and a step by what a block gathers.
     if row.sizes == "fixed" and row.ranks == "one":
