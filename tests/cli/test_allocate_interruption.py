@@ -47,8 +47,8 @@ def searching() -> Iterator[Searching]:
     def start(*args: str | Path) -> subprocess.Popen[str]:
         run = subprocess.Popen([sys.executable, "-c", SCRIPT, *args], stdout=-1, stderr=-1, text=True)
         started.append(run)
-        assert run.stdout is not None
-        assert run.stdout.readline() == "searching\n"
+        assert run.stderr is not None  # where prints of planners and solvers go
+        assert run.stderr.readline() == "searching\n"
         return run
 
     yield start
