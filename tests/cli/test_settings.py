@@ -22,6 +22,8 @@ from tests.places import GRAPHS
 
 GRAPH = GRAPHS / "skip_chain.json"
 FLAGS = [item.name for owner in (Request, GraphOptions) for item in fields(owner) if isinstance(item.default, bool)]
+# What a flag has a meaning with.
+NEEDED = {"update_after_backward": {"update": True}}
 # Verbs that plan, and how they say which budgets and planners.
 PLANNING = ("plan", "budget", "fit", "sweep", "compare", "batch", "check")
 BY_THE_VERB = ("budget", "planner", "max_overhead")
@@ -46,9 +48,10 @@ class TestTheCommandLineWins:
 
     @pytest.mark.parametrize("name", FLAGS)
     def test_with_each_flag_taken_back(self, name: str, tmp_path: Path) -> None:
-        config = written(tmp_path, "c.yaml", f"{name}: true\n")
-        assert merge_config({"config": config, name: None}).said == {name: True}
-        assert merge_config({"config": config, name: False}).said == {name: False}
+        needed = NEEDED.get(name, {})
+        config = written(tmp_path, "c.yaml", "".join(f"{each}: true\n" for each in (name, *needed)))
+        assert merge_config({"config": config, name: None}).said == {name: True, **needed}
+        assert merge_config({"config": config, name: False}).said == {name: False, **needed}
 
     def test_over_a_manifest_and_a_project(self, remat: Remat, tmp_path: Path) -> None:
         manifest = written(

@@ -44,7 +44,8 @@ class RehearsedUpdates(Generic[At]):
 
         def hook_of(parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
             def hook(gradient: torch.Tensor) -> None:
-                self._final[storage_key(gradient)] = gradient.untyped_storage().nbytes()
+                if not gradient.is_sparse:  # which has no storage of its own
+                    self._final[storage_key(gradient)] = gradient.untyped_storage().nbytes()
                 self._updated.append(parameter)
                 arrived()
 

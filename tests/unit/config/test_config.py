@@ -198,7 +198,7 @@ def test_the_devices_that_are_promised_are_there() -> None:
 
 def test_an_unknown_device_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UsageError) as caught:
-        load_device("a10")
+        load_device("a1000")
     assert caught.value.hint == "did you mean 'a100'?"
 
 

@@ -244,10 +244,9 @@ def test_step_that_cannot_be_captured_has_a_peak_and_one_that_looks_at_data_none
         predicted(of_data)
 
 
-def test_a_file_a_fused_step_and_ranks_have_no_eager_run() -> None:
+def test_a_file_and_a_fused_step_have_no_eager_run() -> None:
     assert eager_run(Path("model.onnx"), GraphOptions()) is None
     assert eager_run(Path(f"{__name__}:heads"), GraphOptions(fused=True)) is None
-    assert eager_run(Path(f"{__name__}:heads"), GraphOptions(ranks=2)) is None
 
 
 def test_workspace_that_a_plan_does_not_count_has_its_own_figure() -> None:

@@ -26,7 +26,7 @@ class Kind:
         self.values, self.points = (), points
         self.taken: Any = None
 
-    def take(self, schedules: Any) -> None:
+    def take_schedules(self, schedules: Any) -> None:
         self.taken, self.points = schedules, (PLAIN,)
 
 
