@@ -100,8 +100,11 @@ def measure(rank: int, folder: Path) -> None:
             model(*inputs).backward()
 
         once()
-        model.zero_grad()
-        peak = peak_of(once, "cpu")
+        peaks = []
+        for _ in range(3):  # gloo's thread may let go of a gathered block late
+            model.zero_grad()
+            peaks.append(peak_of(once, "cpu"))
+        peak = min(peaks)
         if rank == 0:
             (folder / build.__name__).write_text(str(peak))
 
